@@ -1,0 +1,70 @@
+"""Everything that can go wrong, in one tree.
+
+A message names the value that was given, what is allowed, and what to do about it. Whose fault it is decides the
+class: `ScenarioError` is the user's input (raised before anything runs), `RunError` is something that happened while
+running (what was recorded so far stays readable), `TraceError` is a file that cannot be read as what it claims to be.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AsyncfedError(Exception):
+    """Base of every error that asyncfed raises on purpose."""
+
+
+class ScenarioError(AsyncfedError, ValueError):
+    """A scenario, or a part of it, that cannot be run as written."""
+
+
+class TopologyError(ScenarioError):
+    """A graph that breaks an assumption: probabilities, size, connectivity."""
+
+
+class DataError(ScenarioError):
+    """A dataset that is missing or a partition that cannot be made."""
+
+
+class UnknownNameError(ScenarioError):
+    """A name that is not among the known ones; the message suggests the nearest."""
+
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+        choices = sorted(known)
+        nearest = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+        hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+        listing = ", ".join(choices) if choices else "(none)"
+        super().__init__(f"unknown {what} {name!r}{hint} Known: {listing}" if hint else f"unknown {what} {name!r}; known: {listing}")
+        self.name = name
+        self.nearest = nearest[0] if nearest else None
+
+
+class RunExistsError(ScenarioError):
+    """The output directory already holds a run."""
+
+
+class RunError(AsyncfedError, RuntimeError):
+    """Something that went wrong while running; the partial run stays readable."""
+
+
+class DivergenceError(RunError):
+    """A value stopped being finite."""
+
+    def __init__(self, client: int, step: int, quantity: str, value: float) -> None:
+        super().__init__(
+            f"{quantity} of client {client} became {value} at step {step}; "
+            "lower the learning rate, or look at the data of that client"
+        )
+        self.client, self.step, self.quantity, self.value = client, step, quantity, value
+
+    def __reduce__(self) -> tuple[type[DivergenceError], tuple[int, int, str, float]]:
+        return type(self), (self.client, self.step, self.quantity, self.value)
+
+
+class ActorLostError(RunError):
+    """A Ray actor died and its clients with it."""
+
+
+class TraceError(AsyncfedError, ValueError):
+    """A run directory or a trace file that is truncated, foreign or of another version."""
