@@ -1,1 +1,35 @@
+"""Datasets, how they are dealt to clients, and how a block of clients holds its samples."""
 
+from asyncfed.data.counts import class_counts, plot_class_counts
+from asyncfed.data.datasets import DATASETS, Dataset, data_directory, load_dataset
+from asyncfed.data.partition import (
+    IID,
+    PARTITIONS,
+    DirichletOverClasses,
+    DirichletOverClients,
+    LabelShards,
+    Partition,
+    parse_partition,
+)
+from asyncfed.data.shards import ClientData, ClientShards, client_data_from_lists
+from asyncfed.data.split import partition_data
+
+__all__ = [
+    "DATASETS",
+    "IID",
+    "PARTITIONS",
+    "ClientData",
+    "ClientShards",
+    "Dataset",
+    "DirichletOverClasses",
+    "DirichletOverClients",
+    "LabelShards",
+    "Partition",
+    "class_counts",
+    "client_data_from_lists",
+    "data_directory",
+    "load_dataset",
+    "parse_partition",
+    "partition_data",
+    "plot_class_counts",
+]

@@ -1,0 +1,196 @@
+"""Named datasets as two tensors: everything in memory, scaled once, in a fixed order.
+
+The files stand in torchvision's own layout under a data directory (`ASYNCFED_DATA`, by default
+~/.cache/asyncfed). They are read with torchvision's reader, packed (.gz) or not, and torchvision downloads
+them where the user asks for it; a directory that already holds the files is never written to. What is drawn
+at random (`limit`) depends on `seed` alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from asyncfed.data.torchvision_import import import_torchvision
+from asyncfed.errors import DataError, UnknownNameError
+from asyncfed.rng import Streams
+
+_MEAN, _STD = 0.1307, 0.3081  # of MNIST's training pixels; also what the EMNIST experiments of the papers use
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples `x` (N, …) float32 and their labels `y` (N,) int64 in 0..classes-1."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    classes: int
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True)
+class _ImageFiles:
+    """Where torchvision keeps one of the MNIST-like datasets, and what it calls the files."""
+
+    folder: str
+    stems: dict[str, str]  # part -> beginning of the two file names
+    default_part: str
+    classes: int
+    transposed: bool
+
+
+_IMAGES = {
+    "mnist": _ImageFiles("MNIST", {"train": "train", "test": "t10k"}, "train", 10, transposed=False),
+    "emnist": _ImageFiles(
+        "EMNIST",
+        {"train": "emnist-byclass-train", "test": "emnist-byclass-test"},
+        "test",
+        62,
+        transposed=True,
+    ),
+}
+DATASETS = ("digits", *_IMAGES)
+
+
+def data_directory(root: str | os.PathLike[str] | None = None) -> Path:
+    """`root` where given, else `ASYNCFED_DATA`, else ~/.cache/asyncfed."""
+    return Path(root or os.environ.get("ASYNCFED_DATA") or "~/.cache/asyncfed").expanduser()
+
+
+def load_dataset(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    *,
+    part: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """Load a dataset by name.
+
+    Parameters
+    ----------
+    name
+        "digits": scikit-learn's 1,797 images of 8×8, flat (N, 64), scaled to [0, 1]; always available,
+        without parts.
+        "mnist": (N, 1, 28, 28), normalised with mean 0.1307 and standard deviation 0.3081.
+        "emnist": EMNIST byclass, 62 classes, like mnist; the images are turned upright (the files hold them
+        transposed).
+    root
+        Data directory; see `data_directory`.
+    download
+        Let torchvision fetch missing files into the data directory.
+    part
+        "train" or "test". By default the training part of mnist (60,000) and the test part of emnist
+        (116,323, which is more than the tenth of EMNIST that the experiments of the papers use; the training
+        part has 697,932).
+    limit
+        Keep that many samples, drawn without replacement with `seed`, in their original order.
+    """
+    if name == "digits":
+        if part is not None:
+            raise DataError(f"dataset 'digits' has no parts, {part!r} was asked for; leave out `part`")
+        x, y, classes = _digits()
+    elif name in _IMAGES:
+        files = _IMAGES[name]
+        part = part or files.default_part
+        if part not in files.stems:
+            raise UnknownNameError(f"part of dataset {name!r}", part, files.stems)
+        x, y = _read_images(name, files, part, data_directory(root), download)
+        classes = files.classes
+    else:
+        raise UnknownNameError("dataset", name, DATASETS)
+    if limit is not None:
+        x, y = _draw(name, x, y, limit, seed)
+    if name in _IMAGES:  # after the draw, so that only what is kept becomes float32
+        x = x.to(torch.float32).div_(255.0).sub_(_MEAN).div_(_STD).unsqueeze(1)
+    return Dataset(name, x, y, classes)
+
+
+def _digits() -> tuple[Tensor, Tensor, int]:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return torch.as_tensor(bunch.data / 16.0, dtype=torch.float32), torch.as_tensor(bunch.target).long(), 10
+
+
+def _draw(name: str, x: Tensor, y: Tensor, limit: int, seed: int) -> tuple[Tensor, Tensor]:
+    if not 1 <= limit <= len(y):
+        raise DataError(
+            f"limit is {limit}; dataset {name!r} has {len(y)} samples, so it must lie in 1..{len(y)}"
+        )
+    chosen = Streams(seed).generator("limit").choice(len(y), size=limit, replace=False)
+    chosen.sort()
+    index = torch.from_numpy(chosen)
+    return x[index], y[index]
+
+
+def _read_images(
+    name: str, files: _ImageFiles, part: str, root: Path, download: bool
+) -> tuple[Tensor, Tensor]:
+    raw = root / files.folder / "raw"
+    wanted = [raw / f"{files.stems[part]}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+    if download and any(_packed_or_not(path) is None for path in wanted):
+        _download(name, part, root)
+    found = [_packed_or_not(path) for path in wanted]
+    missing = [f"{path.name}[.gz]" for path, there in zip(wanted, found, strict=True) if there is None]
+    images, labels = found
+    if images is None or labels is None:
+        raise DataError(
+            f"dataset {name!r}, part {part!r}: {' and '.join(missing)} not found in {raw}; "
+            "put the files there, set ASYNCFED_DATA to the directory that holds them (torchvision's layout), "
+            "or load with download=True"
+        )
+    reader = import_torchvision("torchvision.datasets.mnist")
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            x: Tensor = reader.read_image_file(_unpacked(images, Path(scratch)))
+            y: Tensor = reader.read_label_file(_unpacked(labels, Path(scratch)))
+    except (AssertionError, EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"dataset {name!r}: {images} or {labels.name} cannot be read ({error}); fetch it again"
+        ) from error
+    if len(x) != len(y):
+        raise DataError(
+            f"dataset {name!r}: {len(x)} images but {len(y)} labels in {raw}; fetch the files again"
+        )
+    return (x.transpose(1, 2).contiguous() if files.transposed else x), y
+
+
+def _packed_or_not(path: Path) -> Path | None:
+    packed = path.with_name(path.name + ".gz")
+    return path if path.is_file() else packed if packed.is_file() else None
+
+
+def _unpacked(path: Path, scratch: Path) -> str:
+    """A file that torchvision can read; unpacked into `scratch`, as the data may be read-only."""
+    if path.suffix != ".gz":
+        return str(path)
+    target = scratch / path.stem
+    with gzip.open(path, "rb") as source, target.open("wb") as sink:
+        shutil.copyfileobj(source, sink, 1 << 20)
+    return str(target)
+
+
+def _download(name: str, part: str, root: Path) -> None:
+    datasets = import_torchvision("torchvision.datasets")
+    try:
+        if name == "mnist":
+            datasets.MNIST(root, train=part == "train", download=True)
+        else:
+            datasets.EMNIST(root, split="byclass", train=part == "train", download=True)
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            f"dataset {name!r} could not be downloaded into {root} ({error}); "
+            "put the files there by hand, or set ASYNCFED_DATA to a directory that holds them"
+        ) from error

@@ -1,0 +1,205 @@
+"""Who gets which sample: partitions of labelled samples over clients.
+
+A partition is a small frozen value with one method, `split`: labels in, one sorted array of sample numbers
+per client out, disjoint, none empty. All randomness comes from the stream "partition" of the seed; a redraw
+(Dirichlet partitions can leave a client with nothing) is the next row of that stream, so it moves nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.errors import DataError, UnknownNameError
+from asyncfed.rng import Streams
+
+IntArray = npt.NDArray[np.int64]
+_ATTEMPTS = 100
+
+
+class Partition(Protocol):
+    """Anything that deals samples to clients."""
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        """One sorted array of sample numbers per client, disjoint and none empty."""
+
+
+@dataclass(frozen=True)
+class IID:
+    """Every client gets a random share of the same size (sizes differ by at most one)."""
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        _check_clients(len(labels), clients)
+        order = streams.generator("partition").permutation(len(labels))
+        return [np.sort(share) for share in np.array_split(order, clients)]
+
+
+@dataclass(frozen=True)
+class LabelShards:
+    """Sort by label, cut into clients·per_client equal shards (±1), deal `per_client` to each client."""
+
+    per_client: int = 2
+
+    def __post_init__(self) -> None:
+        _require(
+            self.per_client >= 1, f"per_client is {self.per_client}; every client needs at least 1 shard"
+        )
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        _check_clients(len(labels), clients)
+        count = clients * self.per_client
+        _require(
+            count <= len(labels),
+            f"{clients} clients with {self.per_client} shards each need {count} samples, "
+            f"there are {len(labels)}; use fewer clients or a smaller per_client",
+        )
+        generator = streams.generator("partition")
+        mixed = generator.permutation(len(labels))  # so that a shard is a random part of its label
+        by_label = mixed[np.argsort(labels[mixed], kind="stable")]
+        shards = np.array_split(by_label, count)
+        dealt = generator.permutation(count).reshape(clients, self.per_client)
+        return [np.sort(np.concatenate([shards[shard] for shard in hand])) for hand in dealt]
+
+
+@dataclass(frozen=True)
+class DirichletOverClients:
+    """For every class, draw proportions over the clients from Dirichlet(alpha) and cut the class accordingly.
+
+    The partition of the PDBO experiments. A small alpha gives each class to few clients. Redrawn as a whole,
+    up to 100 times, until every client has `min_samples`.
+    """
+
+    alpha: float
+    min_samples: int = 1
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+        _require(self.min_samples >= 1, f"min_samples is {self.min_samples}; it must be at least 1")
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        _check_clients(len(labels), clients, self.min_samples)
+        members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        for attempt in range(_ATTEMPTS):
+            owner = self._owners(members, len(labels), clients, streams.generator("partition", row=attempt))
+            sizes = np.bincount(owner, minlength=clients)
+            if sizes.min() >= self.min_samples:
+                return np.split(np.argsort(owner, kind="stable"), np.cumsum(sizes)[:-1])
+        client = int(np.argmin(sizes))
+        raise DataError(
+            f"client {client} got {sizes[client]} samples, fewer than min_samples={self.min_samples}, "
+            f"in the last of {_ATTEMPTS} draws of Dirichlet({self.alpha}) over {clients} clients; "
+            "use a larger alpha, fewer clients, more samples or a smaller min_samples"
+        )
+
+    def _owners(
+        self, members: list[npt.NDArray[np.intp]], total: int, clients: int, generator: np.random.Generator
+    ) -> IntArray:
+        owner = np.empty(total, dtype=np.int64)
+        for samples in members:
+            proportions = generator.dirichlet(np.full(clients, self.alpha))
+            cuts = np.floor(np.cumsum(proportions)[:-1] * len(samples)).astype(np.int64).clip(0, len(samples))
+            counts = np.diff(cuts, prepend=0, append=len(samples))
+            owner[generator.permutation(samples)] = np.repeat(np.arange(clients), counts)
+        return owner
+
+
+@dataclass(frozen=True)
+class DirichletOverClasses:
+    """Every client draws its own class distribution from Dirichlet(alpha), and its samples from that.
+
+    Clients are served in a random order, without replacement. A client draws all its labels at once; where a
+    class runs out, the client takes what is left of it and draws the rest again from its distribution over
+    the classes that remain (once its own classes are all exhausted: in proportion to what is left). So
+    everybody gets exactly `samples` samples, and those served last may be less concentrated than alpha says.
+    `samples=None` deals out everything, in sizes that differ by at most one.
+    """
+
+    alpha: float
+    samples: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+        _require(
+            self.samples is None or self.samples >= 1, f"samples is {self.samples}; it must be at least 1"
+        )
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        _check_clients(len(labels), clients, self.samples or 1)
+        generator = streams.generator("partition")
+        queues = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        left = np.array([len(queue) for queue in queues])
+        each, over = (self.samples, 0) if self.samples is not None else divmod(len(labels), clients)
+        shares: list[IntArray] = [np.empty(0, dtype=np.int64)] * clients
+        for place, client in enumerate(generator.permutation(clients)):
+            wish = generator.dirichlet(np.full(len(queues), self.alpha))
+            taken = _take(wish, left, each + (place < over), generator)
+            picked = [
+                queue[have - take : have] for queue, have, take in zip(queues, left, taken, strict=True)
+            ]
+            left -= taken
+            shares[client] = np.sort(np.concatenate(picked))
+        return shares
+
+
+def _take(
+    wish: npt.NDArray[np.float64], left: IntArray, amount: int, generator: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """How many samples of each class: `amount` in all, never more of a class than is left."""
+    taken = np.zeros_like(left)
+    while (missing := amount - int(taken.sum())) > 0:
+        room = left - taken
+        weights = np.where(room > 0, wish, 0.0)
+        if weights.sum() <= 1e-12:
+            weights = room.astype(np.float64)
+        taken += np.minimum(generator.multinomial(missing, weights / weights.sum()), room)
+    return taken
+
+
+_TEXTS: dict[str, Callable[[str], Partition]] = {
+    "iid": lambda value: IID(),
+    "shards": lambda value: LabelShards(int(value or 2)),
+    "dirichlet": lambda value: DirichletOverClients(float(value)),
+    "dirichlet-classes": lambda value: DirichletOverClasses(float(value)),
+}
+PARTITIONS = (IID, LabelShards, DirichletOverClients, DirichletOverClasses)
+
+
+def parse_partition(text: str) -> Partition:
+    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4" or "dirichlet-classes:0.4"."""
+    kind, _, value = text.partition(":")
+    if kind not in _TEXTS:
+        raise UnknownNameError("partition", kind, _TEXTS)
+    _require(kind != "iid" or not value, f"partition {text!r}: {value!r} is not expected; write just 'iid'")
+    try:
+        return _TEXTS[kind](value)
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(
+            f"partition {text!r}: {value!r} is not a number; write for instance 'shards:2' or 'dirichlet:0.4'"
+        ) from error
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise DataError(message)
+
+
+def _check_alpha(alpha: float) -> None:
+    _require(
+        0 < alpha < float("inf"), f"alpha of a Dirichlet partition is {alpha}; it must be positive and finite"
+    )
+
+
+def _check_clients(samples: int, clients: int, each: int = 1) -> None:
+    _require(clients >= 1, f"clients is {clients}; at least 1 is needed")
+    _require(
+        clients * each <= samples,
+        f"{clients} clients with at least {each} samples each need {clients * each}, there are {samples}; "
+        "use fewer clients or more samples",
+    )

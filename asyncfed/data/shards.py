@@ -1,0 +1,145 @@
+"""All clients' samples in one tensor: packed one client after another.
+
+`ClientShards` holds one split (say, the training samples) of all clients; where a client begins and how many
+samples it has is two small integer arrays. So a minibatch for every client of a block is one `index_select`,
+and ten thousand clients cost no more Python than ten. `ClientData` is the three splits of a problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from asyncfed.errors import DataError
+
+IntArray = npt.NDArray[np.int64]
+Samples = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ClientShards:
+    """Tensors (total, …) that hold client 0's samples, then client 1's, …; `sizes` says how many each has."""
+
+    tensors: Samples
+    sizes: IntArray
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", np.asarray(self.sizes, dtype=np.int64))
+        lengths = [len(tensor) for tensor in self.tensors]
+        if any(length != self.total for length in lengths):
+            raise DataError(
+                f"the clients' sizes add up to {self.total} samples, but the packed tensors have {lengths}; "
+                "they must all be equal"
+            )
+
+    @property
+    def clients(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def total(self) -> int:
+        return int(self.sizes.sum())
+
+    @cached_property
+    def offsets(self) -> IntArray:
+        """Where each client's samples begin."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    @cached_property
+    def _offsets(self) -> Tensor:
+        return torch.from_numpy(self.offsets).to(self.tensors[0].device if self.tensors else "cpu")
+
+    def of(self, client: int) -> Samples:
+        """One client's samples, as views."""
+        start = int(self.offsets[client])
+        return tuple(tensor[start : start + int(self.sizes[client])] for tensor in self.tensors)
+
+    def select(self, clients: Sequence[int] | IntArray) -> ClientShards:
+        """The shards of some clients, in the order given (a copy)."""
+        chosen = np.asarray(clients, dtype=np.int64)
+        sizes = self.sizes[chosen]
+        starts = np.cumsum(sizes) - sizes
+        rows = torch.from_numpy(np.repeat(self.offsets[chosen] - starts, sizes) + np.arange(sizes.sum()))
+        return ClientShards(tuple(t.index_select(0, rows.to(t.device)) for t in self.tensors), sizes)
+
+    def gather(self, clients: Tensor, index: Tensor) -> Samples:
+        """Samples number `index` (k, B) of `clients` (k,): one tensor (k, B, …) each.
+
+        An index counts within its client and must be smaller than that client's size; it is not checked here.
+        """
+        rows = (self._offsets[clients].unsqueeze(1) + index).reshape(-1)
+        return tuple(t.index_select(0, rows).view(*index.shape, *t.shape[1:]) for t in self.tensors)
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> ClientShards:
+        """The same on another device, floating-point tensors (and only these) in another precision."""
+        return ClientShards(
+            tuple(t.to(device=device, dtype=dtype if t.is_floating_point() else None) for t in self.tensors),
+            self.sizes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The three splits of every client's samples; `validation` and `test` may be empty."""
+
+    train: ClientShards
+    validation: ClientShards
+    test: ClientShards
+
+    def __post_init__(self) -> None:
+        counts = {"train": self.train, "validation": self.validation, "test": self.test}
+        clients = {name: shards.clients for name, shards in counts.items()}
+        if len(set(clients.values())) != 1:
+            raise DataError(
+                f"the splits have different numbers of clients: {clients}; "
+                "give every split one shard per client"
+            )
+
+    @property
+    def clients(self) -> int:
+        return self.train.clients
+
+    def select(self, clients: Sequence[int] | IntArray) -> ClientData:
+        """The data of some clients, in the order given."""
+        return ClientData(*(split.select(clients) for split in (self.train, self.validation, self.test)))
+
+    def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> ClientData:
+        """See `ClientShards.to`."""
+        return ClientData(*(split.to(dtype, device) for split in (self.train, self.validation, self.test)))
+
+
+def client_data_from_lists(
+    train: Sequence[Samples],
+    validation: Sequence[Samples] | None = None,
+    test: Sequence[Samples] | None = None,
+) -> ClientData:
+    """Client data from one tuple of tensors per client (sample axis first); a split left out is empty."""
+    packed = _pack(train, "train")
+    for client, size in enumerate(packed.sizes):
+        if size == 0:
+            raise DataError(f"client {client} has no training samples; leave the client out or give it some")
+    nothing = ClientShards(tuple(t[:0] for t in packed.tensors), np.zeros_like(packed.sizes))
+    return ClientData(
+        packed,
+        nothing if validation is None else _pack(validation, "validation"),
+        nothing if test is None else _pack(test, "test"),
+    )
+
+
+def _pack(shards: Sequence[Samples], split: str) -> ClientShards:
+    if not shards:
+        raise DataError(f"the {split} split has no clients; give one tuple of tensors per client")
+    for client, shard in enumerate(shards):
+        if len(shard) != len(shards[0]) or len({len(t) for t in shard}) != 1:
+            raise DataError(
+                f"the {split} samples of client {client} have shapes {[tuple(t.shape) for t in shard]}; "
+                f"every client needs {len(shards[0])} tensors whose first axes are equally long"
+            )
+    sizes = np.array([len(shard[0]) for shard in shards], dtype=np.int64)
+    return ClientShards(tuple(torch.cat(tensors) for tensors in zip(*shards, strict=True)), sizes)

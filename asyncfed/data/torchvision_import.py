@@ -1,0 +1,48 @@
+"""Import torchvision, also where its compiled operators could not be loaded.
+
+A torchvision built for CUDA next to a CPU-only torch fails at import ("operator torchvision::nms does not
+exist"), because it registers output shapes for operators that are not there. Datasets need none of them. So
+that one registration may fail, during this import and at no other time; whatever else goes wrong is raised as
+usual.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+def import_torchvision(module: str = "torchvision") -> ModuleType:
+    """torchvision, or one of its modules such as "torchvision.datasets.mnist"."""
+    with _missing_operators_tolerated():
+        return importlib.import_module(module)
+
+
+@contextmanager
+def _missing_operators_tolerated() -> Iterator[None]:
+    original = torch.library.register_fake
+
+    def tolerant(op: Any, func: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+            try:
+                original(op, function, **options)
+            except RuntimeError as error:
+                if not (str(op).startswith("torchvision::") and "does not exist" in str(error)):
+                    raise
+            return function
+
+        return register if func is None else register(func)
+
+    torch.library.register_fake = tolerant
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Failed to load image Python extension")
+            yield
+    finally:
+        torch.library.register_fake = original

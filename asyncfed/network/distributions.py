@@ -1,0 +1,163 @@
+"""Durations, drawn from one uniform each.
+
+A distribution is a frozen value with a quantile function, so that a draw is a pure function of its address in
+`asyncfed.rng`. They are written and read as text, `exponential(0.2)`, which is how files and the command line name them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, fields
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.errors import ScenarioError, UnknownNameError
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise ScenarioError(text)
+
+
+class _Text:
+    """Distributions print as they are read: `lognormal(0.1, 0.5)`."""
+
+    keyword: ClassVar[str]
+
+    def __str__(self) -> str:
+        return f"{self.keyword}({', '.join(repr(getattr(self, f.name)) for f in fields(self))})"  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Constant(_Text):
+    """Always the same."""
+
+    value: float
+    keyword: ClassVar[str] = "constant"
+
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.value) and self.value >= 0, f"a constant duration of {self.value} must be finite and at least 0")
+
+    @property
+    def mean(self) -> float:
+        return self.value
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        return np.full(u.shape, float(self.value))
+
+
+@dataclass(frozen=True)
+class Exponential(_Text):
+    """Memoryless, with the given mean."""
+
+    mean: float
+    keyword: ClassVar[str] = "exponential"
+
+    def __post_init__(self) -> None:
+        _require(math.isfinite(self.mean) and self.mean > 0, f"an exponential mean of {self.mean} must be finite and above 0")
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        return np.asarray(-self.mean * np.log1p(-u))
+
+
+@dataclass(frozen=True)
+class Uniform(_Text):
+    """Anything between two bounds."""
+
+    low: float
+    high: float
+    keyword: ClassVar[str] = "uniform"
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.low <= self.high < math.inf,
+            f"a uniform duration between {self.low} and {self.high} needs 0 ≤ low ≤ high < ∞",
+        )
+
+    @property
+    def mean(self) -> float:
+        return (self.low + self.high) / 2
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        return self.low + (self.high - self.low) * u
+
+
+@dataclass(frozen=True)
+class LogNormal(_Text):
+    """Heavy-tailed: the given median, and the deviation of its logarithm."""
+
+    median: float
+    sigma: float
+    keyword: ClassVar[str] = "lognormal"
+
+    def __post_init__(self) -> None:
+        _require(
+            0 < self.median < math.inf and 0 <= self.sigma < math.inf,
+            f"a log-normal with median {self.median} and sigma {self.sigma} needs a median above 0 and sigma at least 0",
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.median * math.exp(self.sigma**2 / 2)
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        from scipy.special import ndtri  # here, for it is slow to import and the actors need none of it
+
+        return np.asarray(self.median * np.exp(self.sigma * ndtri(np.maximum(u, 2.0**-54))))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Compute times as given: row i belongs to client i and is read step by step, from the start again when it ends."""
+
+    rows: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", tuple(tuple(float(v) for v in row) for row in self.rows))
+        for client, row in enumerate(self.rows):
+            _require(len(row) > 0, f"the compute-time table has no entry for client {client}")
+            _require(all(0 < v < math.inf for v in row), f"the compute times of client {client}, {row}, must be above 0")
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean([v for row in self.rows for v in row]))
+
+
+Distribution: TypeAlias = Constant | Exponential | Uniform | LogNormal
+_BY_KEYWORD: dict[str, type[Constant | Exponential | Uniform | LogNormal]] = {
+    kind.keyword: kind for kind in (Constant, Exponential, Uniform, LogNormal)
+}
+
+
+def as_distribution(value: float | str | Distribution) -> Distribution:
+    """A number is a constant; text such as `exponential(0.2)` is read."""
+    if isinstance(value, (Constant, Exponential, Uniform, LogNormal)):
+        return value
+    if isinstance(value, (int, float)):
+        return Constant(float(value))
+    match = re.fullmatch(r"\s*([a-z]+)\s*\(([^()]*)\)\s*", str(value))
+    if match is None:
+        try:
+            return Constant(float(value))
+        except ValueError:
+            raise ScenarioError(
+                f"cannot read {value!r} as a duration; write a number or one of exponential(mean), "
+                "lognormal(median, sigma), uniform(low, high), constant(value)"
+            ) from None
+    keyword, inside = match.groups()
+    if keyword not in _BY_KEYWORD:
+        raise UnknownNameError("distribution", keyword, _BY_KEYWORD)
+    kind = _BY_KEYWORD[keyword]
+    try:
+        numbers = [float(part) for part in inside.split(",")]
+        return kind(*numbers)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, ScenarioError):
+            raise
+        names = ", ".join(f.name for f in fields(kind))
+        raise ScenarioError(f"cannot read {value!r}; write {keyword}({names})") from None

@@ -1,0 +1,199 @@
+"""The network as arrays: who can reach whom, how often, how fast.
+
+An edge is (sender, receiver); edges are sorted by sender, then receiver, so a sender's links stand together. Self-links
+always exist and are not edges. An undirected networkx graph means that both directions of a link are up or down
+together (one draw for the pair); a directed graph draws every direction for itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.errors import TopologyError
+from asyncfed.network.distributions import Distribution, as_distribution
+from asyncfed.rng import Streams
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """What the timing models read. `draw` says which uniform of a step decides each edge."""
+
+    n: int
+    labels: tuple[Hashable, ...]
+    senders: IntArray
+    receivers: IntArray
+    probability: FloatArray
+    loss: FloatArray
+    bandwidth: FloatArray
+    latency: tuple[Distribution, ...]
+    latency_of: IntArray
+    directed: bool
+    draw: IntArray
+    first: IntArray  # edges first[i]:first[i + 1] leave client i
+    server: int | None = None
+    _rows: OrderedDict[int, FloatArray] = field(default_factory=OrderedDict, repr=False)
+
+    @property
+    def edges(self) -> int:
+        return len(self.senders)
+
+    @property
+    def lossless(self) -> bool:
+        return not self.loss.any()
+
+    def up(self, streams: Streams, step: int) -> BoolArray:
+        """δ(t) for every edge."""
+        if self.directed:
+            return streams.uniforms("links", step, 0, self.edges) < self.probability
+        return self._pair_uniforms(streams, step)[self.draw] < self.probability
+
+    def up_from(self, streams: Streams, sender: int, step: int) -> BoolArray:
+        """δ for the links of one sender at its step: the same draws as `up`."""
+        lo, hi = int(self.first[sender]), int(self.first[sender + 1])
+        if self.directed:
+            return streams.uniforms("links", step, lo, hi) < self.probability[lo:hi]
+        return self._pair_uniforms(streams, step)[self.draw[lo:hi]] < self.probability[lo:hi]
+
+    def lost(self, streams: Streams, step: int, lo: int = 0, hi: int | None = None) -> BoolArray:
+        """Which messages are lost on the way, were they sent at that step of their sender."""
+        hi = self.edges if hi is None else hi
+        if self.lossless:
+            return np.zeros(hi - lo, dtype=np.bool_)
+        return streams.uniforms("loss", step, lo, hi) < self.loss[lo:hi]
+
+    def latencies(self, streams: Streams, step: int, lo: int, hi: int) -> FloatArray:
+        u = streams.uniforms("latency", step, lo, hi)
+        if len(self.latency) == 1:
+            return self.latency[0].quantile(u)
+        result = np.empty(hi - lo)
+        kinds = self.latency_of[lo:hi]
+        for kind in np.unique(kinds):
+            here = kinds == kind
+            result[here] = self.latency[kind].quantile(u[here])
+        return result
+
+    def silent(self) -> Network:
+        """The same clients with no links at all."""
+        nothing = np.empty(0, dtype=np.int64)
+        none = np.empty(0)
+        first = np.zeros(self.n + 1, dtype=np.int64)
+        return Network(
+            self.n, self.labels, nothing, nothing, none, none, none, self.latency, nothing, True, nothing, first, self.server
+        )
+
+    def _pair_uniforms(self, streams: Streams, step: int) -> FloatArray:
+        # A pair's two directions stand apart in the edge order, so a whole row is drawn and kept for the other senders.
+        key = hash((streams.seed, step))
+        if key not in self._rows:
+            if len(self._rows) >= 32:
+                self._rows.popitem(last=False)
+            self._rows[key] = streams.uniforms("links", step, 0, self.edges)
+        return self._rows[key]
+
+
+def compile_network(
+    graph: nx.Graph,
+    *,
+    latency: float | str | Distribution = 0.0,
+    bandwidth: float = np.inf,
+    loss: float = 0.0,
+) -> Network:
+    """Read a marked networkx graph; the keywords are for edges that say nothing of their own."""
+    if graph.is_multigraph():
+        raise TopologyError("the topology is a multigraph; give one edge per pair of clients (nx.Graph or nx.DiGraph)")
+    labels = tuple(graph.nodes)
+    n = len(labels)
+    if n == 0:
+        raise TopologyError("the topology has no clients; give a graph with at least one node")
+    index = {label: i for i, label in enumerate(labels)}
+    directed = bool(graph.is_directed())
+    rows: list[tuple[int, int, Mapping[str, Any]]] = []
+    for a, b, marks in graph.edges(data=True):
+        if a == b:
+            continue  # a client always reaches itself
+        rows.append((index[a], index[b], marks))
+        if not directed:
+            rows.append((index[b], index[a], marks))
+    rows.sort(key=lambda row: row[:2])
+
+    senders = np.array([i for i, _, _ in rows], dtype=np.int64)
+    receivers = np.array([j for _, j, _ in rows], dtype=np.int64)
+    probability = _marks(rows, labels, "probability", None, lambda v: 0 < v <= 1, "it must lie in (0, 1]")
+    losses = _marks(rows, labels, "loss", loss, lambda v: 0 <= v < 1, "it must lie in [0, 1)")
+    bandwidths = _marks(rows, labels, "bandwidth", bandwidth, lambda v: v > 0, "it must be above 0 bytes/s")
+    kinds: dict[Distribution, int] = {as_distribution(latency): 0}
+    latency_of = np.array(
+        [kinds.setdefault(as_distribution(marks.get("latency", latency)), len(kinds)) for _, _, marks in rows], dtype=np.int64
+    )
+    if directed:
+        draw = np.arange(len(rows), dtype=np.int64)
+    else:  # both directions look at the uniform of the one that starts at the smaller client
+        position = {(i, j): e for e, (i, j, _) in enumerate(rows)}
+        draw = np.array([position[min(i, j), max(i, j)] for i, j, _ in rows], dtype=np.int64)
+    first = np.searchsorted(senders, np.arange(n + 1)).astype(np.int64)
+    server = graph.graph.get("server")
+    return Network(
+        n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, directed, draw, first,
+        None if server is None else index[server],
+    )  # fmt: skip
+
+
+def require_strongly_connected(network: Network) -> None:
+    """Every client must reach every other in the expected graph, or no consensus exists."""
+    for senders, receivers, wording in (
+        (network.senders, network.receivers, "cannot be reached from"),
+        (network.receivers, network.senders, "cannot reach"),
+    ):
+        reached = _reachable(network.n, senders, receivers)
+        if not reached.all():
+            missing = int(np.flatnonzero(~reached)[0])
+            raise TopologyError(
+                f"the topology is not strongly connected: client {network.labels[missing]} {wording} "
+                f"client {network.labels[0]} ({int((~reached).sum())} such clients in all); "
+                "add links, or use the protocol Local, which needs none"
+            )
+
+
+def _reachable(n: int, senders: IntArray, receivers: IntArray) -> BoolArray:
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import breadth_first_order
+
+    links = csr_matrix((np.ones(len(senders), dtype=np.int8), (senders, receivers)), shape=(n, n))
+    reached = np.zeros(n, dtype=np.bool_)
+    reached[breadth_first_order(links, 0, return_predecessors=False)] = True
+    return reached
+
+
+def _marks(
+    rows: list[tuple[int, int, Mapping[str, Any]]],
+    labels: tuple[Hashable, ...],
+    name: str,
+    default: float | None,
+    allowed: Any,
+    rule: str,
+) -> FloatArray:
+    values = np.empty(len(rows))
+    for e, (i, j, marks) in enumerate(rows):
+        value = marks.get(name, default)
+        if value is None:
+            raise TopologyError(
+                f"edge {labels[i]}→{labels[j]} carries no `{name}`; "
+                "set it on every edge, for instance with topologies.with_links(graph, probability=1.0)"
+            )
+        if isinstance(value, (bool, str)) or not isinstance(value, (int, float, np.number)) or not allowed(value):
+            raise TopologyError(f"{name} of edge {labels[i]}→{labels[j]} is {value}; {rule}")
+        values[e] = value
+    return values

@@ -1,0 +1,62 @@
+"""Integers kept per payload while the payload is of interest.
+
+Payloads are numbered in the order of emission, so a table over them is an array with a moving front: it grows at the end, and what
+lies before the oldest payload still of interest is forgotten. Look-ups are vectorised.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+
+class SerialTable:
+    """Named integer columns indexed by payload serial."""
+
+    def __init__(self, *columns: str) -> None:
+        self._base = 0
+        self._alive = np.zeros(0, dtype=np.bool_)
+        self._columns = {name: np.zeros(0, dtype=np.int64) for name in columns}
+
+    def add(self, serials: IntArray, **values: IntArray | int) -> None:
+        at = self._room_for(serials)
+        self._alive[at] = True
+        for name, value in values.items():
+            self._columns[name][at] = value
+
+    def get(self, column: str, serials: IntArray) -> IntArray:
+        return self._columns[column][serials - self._base]
+
+    def set(self, column: str, serials: IntArray, values: IntArray | int) -> None:
+        self._columns[column][serials - self._base] = values
+
+    def forget(self, serials: IntArray) -> None:
+        self._alive[serials - self._base] = False
+
+    @property
+    def alive(self) -> int:
+        return int(np.count_nonzero(self._alive))
+
+    def _room_for(self, serials: IntArray) -> IntArray:
+        last = int(serials.max())
+        if last - self._base >= len(self._alive):
+            living = np.flatnonzero(self._alive)
+            front = int(living[0]) if len(living) else len(self._alive)
+            kept = len(self._alive) - front
+            if not kept:
+                front = int(serials.min()) - self._base
+            self._base += front
+            size = max(1024, 2 * (last - self._base + 1))
+            self._alive = _moved(self._alive, front, kept, size)
+            for name, column in self._columns.items():
+                self._columns[name] = _moved(column, front, kept, size)
+        return serials - self._base
+
+
+def _moved(old: npt.NDArray[np.generic], front: int, kept: int, size: int) -> npt.NDArray[np.generic]:
+    new = np.zeros(size, dtype=old.dtype)
+    if kept:
+        new[:kept] = old[front:]
+    return new

@@ -1,0 +1,97 @@
+"""What a timing model produces: waves of client steps, and snapshots between them.
+
+The network decides alone: a timeline computes who steps when and absorbs what, without knowing any value. Every client
+step emits one *payload*, known by its serial number, to be weighed and absorbed by others (and by the client itself at its
+next step). A wave is a set of steps that need nothing from one another, in an order such that everything they absorb was
+emitted by an earlier wave. Whoever executes the waves (a process, or Ray actors) gets the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Protocol
+
+from asyncfed.network.links import FloatArray, IntArray
+
+
+class Status(IntEnum):
+    """What became of a potential message."""
+
+    DELIVERED = 0
+    LOST = 1
+    LINK_DOWN = 2
+    IN_FLIGHT = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Absorption:
+    """Row r of the given clients absorbs the payloads `sources[indptr[r]:indptr[r + 1]]`, weighed."""
+
+    clients: IntArray
+    indptr: IntArray
+    sources: IntArray
+    weights: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Wave:
+    """Steps that may run at once: each absorbs, computes and emits payload `emits[r]`."""
+
+    absorption: Absorption
+    steps: IntArray
+    emits: IntArray
+    released: IntArray  # payloads that nobody absorbs after this wave
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The state every client would start its next step from, at virtual time `time`; consumes nothing."""
+
+    absorption: Absorption
+    time: float
+    steps: IntArray  # steps begun by each client
+    final: bool
+    waiting: int = 0  # messages that have arrived but that no step has absorbed yet: not in the trace so far
+    on_the_way: int = 0  # messages sent but not arrived: not in the trace so far either
+
+
+class Recorder(Protocol):
+    """Where a timeline reports messages and steps; arrays are not changed after they are handed over."""
+
+    def messages(
+        self,
+        *,
+        sender: Any,
+        receiver: Any,
+        status: Any,
+        step: Any,
+        sent_at: Any,
+        arrived_at: Any,
+        absorbed_step: Any,
+        weight: Any,
+        bytes: Any,
+        phase: str,
+        kind: str,
+    ) -> None: ...
+
+    def steps(self, *, client: Any, step: Any, started_at: Any, ended_at: Any, absorbed: Any, phase: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a timeline needs to know of a protocol's phase: how long, how large, and what to call it."""
+
+    phase: str
+    kind: str
+    steps: int
+    message_bytes: int
+    first_step: int = 0
+    started_at: float = 0.0
+
+
+class Timeline(Protocol):
+    """One phase of a run, as waves and snapshots; the last thing it yields is the final snapshot."""
+
+    def __iter__(self) -> Iterator[Wave | Snapshot]: ...

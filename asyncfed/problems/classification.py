@@ -1,0 +1,76 @@
+"""Single-level classification: a shared network, cross-entropy, and heterogeneous clients.
+
+    f_i(x) = mean over the batch of cross-entropy(model_x(sample), label) + (l2/2)‖x‖²
+
+The factory's own seed decides which client gets which sample; initial values come from the generator that the
+runtime passes in. A network with convolutions runs client by client (vmapped convolutions gain nothing on a
+CPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from asyncfed.data import DirichletOverClients, Partition, load_dataset, parse_partition, partition_data
+from asyncfed.models import build_model, has_convolutions, initial_parameters
+from asyncfed.problems.layout import Params
+from asyncfed.problems.problem import Batch, Problem, problem_factory
+
+
+@problem_factory
+def classification(
+    dataset: str = "digits",
+    clients: int = 20,
+    model: str = "logistic",
+    partition: Partition | str = DirichletOverClients(0.4),  # noqa: B008 (a frozen value)
+    seed: int = 0,
+    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    limit: int | None = None,
+    l2: float = 0.0,
+    part: str | None = None,
+    download: bool = False,
+) -> Problem:
+    """Classify a named dataset; see `load_dataset`, `build_model` and `parse_partition` for the names."""
+    samples = load_dataset(dataset, download=download, part=part, limit=limit, seed=seed)
+    dealer = parse_partition(partition) if isinstance(partition, str) else partition
+    data = partition_data(samples, dealer, clients, seed, fractions)
+    module = build_model(model, samples.x.shape[1:], samples.classes)
+
+    def logits(x: dict[str, Tensor], images: Tensor) -> Tensor:
+        output: Tensor = functional_call(module, x, (images,))
+        return output
+
+    def inner_loss(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
+        images, labels = batch
+        loss = cross_entropy(logits(x, images), labels)
+        if l2:
+            loss = loss + (l2 / 2) * sum(
+                (tensor.square().sum() for tensor in x.values()), start=loss.new_zeros(())
+            )
+        return loss
+
+    def sample_loss(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
+        images, labels = batch
+        return cross_entropy(logits(x, images), labels, reduction="none")
+
+    def correct(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
+        images, labels = batch
+        output = logits(x, images)
+        return (output.argmax(-1) == labels).to(output.dtype)
+
+    def init_inner(generator: torch.Generator) -> Params:
+        return initial_parameters(module, generator)
+
+    return Problem(
+        name=f"{dataset}-{model}",
+        data=data,
+        inner_loss=inner_loss,
+        init_inner=init_inner,
+        metrics={"loss": sample_loss, "accuracy": correct},
+        vectorize=not has_convolutions(module),
+    )

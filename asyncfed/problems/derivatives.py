@@ -1,0 +1,199 @@
+"""Everything that is ever differentiated, for a block of clients at once; nobody else calls vmap or grad.
+
+Every method takes the inner variables x (k, d), the outer variables lam (k, d_outer) and a batch of tensors
+(k, B, …), and returns rows like them. Inside, a *kernel* is a function of one client's named parameters; it
+runs through vmap over all k clients or, where the problem says so, client by client. Second derivatives are
+reverse over reverse (a vector-Jacobian product of a gradient), which is what measures fastest under vmap.
+Results are written once, already scaled, into their flat rows.
+
+    method                    per client
+    inner_gradient            ∇_x f,  f
+    inner_outer_gradient      ∇_λ f
+    inner_hessian_vector      ∂_x (∇_x f · u)        (d,)
+    inner_cross_vector        ∂_λ (∇_x f · u)        (d_outer,)
+    inner_cross_transposed    ∂_x (∇_λ f · w)        (d,)
+    outer_gradients           ∇_x F,  ∇_λ F,  F
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, grad_and_value, vjp, vmap
+
+from asyncfed.data import ClientShards
+from asyncfed.problems.layout import Layout, Params
+from asyncfed.problems.problem import Batch, Problem
+
+Kernel = Callable[..., tuple[Params, ...]]
+Scale = float | Tensor
+
+_SCALAR = Layout(None, ((),))
+# Evaluation works in pieces: at most this many bytes at a time, counting a sample as 32 times its own size,
+# which leaves room for the activations of the networks here (33 times for the EMNIST network).
+_BUDGET = 64 * 2**20
+_BYTES_PER_INPUT_BYTE = 32
+
+
+class Derivatives:
+    """The derivatives of one problem; holds its vmapped kernels and no state."""
+
+    def __init__(self, problem: Problem, layout_inner: Layout, layout_outer: Layout) -> None:
+        self.problem = problem
+        self.inner = layout_inner
+        self.outer = layout_outer
+        self._kernels = {name: self._lifted(kernel) for name, kernel in _kernels(problem).items()}
+
+    @classmethod
+    def of(cls, problem: Problem) -> Derivatives:
+        """With the layouts of the problem's own initial values."""
+        inner = problem.init_inner(torch.Generator().manual_seed(0))
+        outer = problem.init_outer(torch.Generator().manual_seed(0))
+        return cls(problem, Layout.of(inner), Layout.of(outer))
+
+    def inner_gradient(
+        self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Gradient in x (k, d), times `scale` (number or (k, 1)), in `out` where given; and the loss (k,)."""
+        gradient = torch.empty_like(x) if out is None else out
+        loss = x.new_empty(len(x), 1)
+        self._run("inner_gradient", (x, lam, batch), ((self.inner, gradient, scale), (_SCALAR, loss, None)))
+        return gradient, loss[:, 0]
+
+    def inner_outer_gradient(self, x: Tensor, lam: Tensor, batch: Batch) -> Tensor:
+        """Gradient of the inner loss in the outer variable (k, d_outer)."""
+        return self._one("inner_outer_gradient", self.outer, x, lam, batch)
+
+    def inner_hessian_vector(self, x: Tensor, lam: Tensor, batch: Batch, u: Tensor) -> Tensor:
+        """Hessian of the inner loss in x, times u (k, d)."""
+        return self._one("inner_hessian_vector", self.inner, x, lam, batch, self.inner.views(u))
+
+    def inner_cross_vector(self, x: Tensor, lam: Tensor, batch: Batch, u: Tensor) -> Tensor:
+        """Derivative in lam of ∇_x f · u, for u (k, d): (k, d_outer)."""
+        return self._one("inner_cross_vector", self.outer, x, lam, batch, self.inner.views(u))
+
+    def inner_cross_transposed(self, x: Tensor, lam: Tensor, batch: Batch, w: Tensor) -> Tensor:
+        """Derivative in x of ∇_λ f · w, for w (k, d_outer): (k, d)."""
+        if not self.outer.d:
+            return torch.zeros_like(x)
+        return self._one("inner_cross_transposed", self.inner, x, lam, batch, self.outer.views(w))
+
+    def outer_gradients(self, x: Tensor, lam: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of the outer loss in x (k, d) and in lam (k, d_outer), and its value (k,)."""
+        by_x, by_lam, value = torch.empty_like(x), torch.empty_like(lam), x.new_empty(len(x), 1)
+        outputs = ((self.inner, by_x, None), (self.outer, by_lam, None), (_SCALAR, value, None))
+        self._run("outer_gradients", (x, lam, batch), outputs)
+        return by_x, by_lam, value[:, 0]
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor, lam: Tensor, shards: ClientShards) -> dict[str, tuple[Tensor, Tensor]]:
+        """For every metric, its sum over all of each client's samples (k,) and how many they are (k,).
+
+        `shards` holds the same k clients as x and lam. Clients of similar size are padded to the largest
+        among them (with their own last sample) and the padding is masked out, in pieces of bounded memory.
+        """
+        counts = torch.from_numpy(shards.sizes).to(x.device)
+        sums = {name: x.new_zeros(len(x)) for name in self.problem.metrics}
+        most_clients = max(1, _BUDGET // max(1, x[:1].nbytes))
+        for clients, start, stop in _pieces(counts, _samples_at_once(shards), most_clients):
+            sizes = counts[clients].unsqueeze(1)
+            index = torch.arange(start, stop, device=x.device)
+            batch = shards.gather(clients, torch.minimum(index, sizes - 1))
+            values = [x.new_empty(len(clients), stop - start) for _ in sums]
+            row = Layout(None, ((stop - start,),))
+            outputs = tuple((row, value, None) for value in values)
+            self._run("metrics", (x[clients], lam[clients], batch), outputs)
+            for total, value in zip(sums.values(), values, strict=True):
+                total.index_add_(0, clients, torch.where(index < sizes, value, 0.0).sum(1))
+        return {name: (total, counts) for name, total in sums.items()}
+
+    def _one(
+        self, name: str, layout: Layout, x: Tensor, lam: Tensor, batch: Batch, *directions: Params
+    ) -> Tensor:
+        out = x.new_empty(len(x), layout.d)
+        if layout.d:
+            self._run(name, (x, lam, batch, *directions), ((layout, out, None),))
+        return out
+
+    def _lifted(self, kernel: Kernel) -> Kernel:
+        return vmap(kernel) if self.problem.vectorize else kernel
+
+    @torch.no_grad()
+    def _run(
+        self, name: str, arguments: tuple[Any, ...], outputs: tuple[tuple[Layout, Tensor, Scale | None], ...]
+    ) -> None:
+        """Call a kernel on (x, lam, batch, *directions) for every client and write what it returns."""
+        x, lam, *rest = arguments
+        stacked = (self.inner.views(x), self.outer.views(lam), *rest)
+        if self.problem.vectorize:
+            for result, (layout, out, scale) in zip(self._kernels[name](*stacked), outputs, strict=True):
+                _write(layout, result, layout.views(out), scale)
+            return
+        for i in range(len(x)):
+            results = self._kernels[name](*_row(stacked, i))
+            for result, (layout, out, scale) in zip(results, outputs, strict=True):
+                own_scale = scale[i, 0] if isinstance(scale, Tensor) else scale
+                _write(layout, result, layout.views_one(out[i]), own_scale)
+
+
+def _kernels(problem: Problem) -> dict[str, Kernel]:
+    """Functions of one client's (inner, outer, batch, direction) that return tuples of Params."""
+    f, F = problem.inner_loss, problem.outer_loss
+    f_by_x, f_by_lam = grad(f, argnums=0), grad(f, argnums=1)
+
+    def outer_gradients(x: Params, lam: Params, batch: Batch) -> tuple[Params, ...]:
+        (by_x, by_lam), value = grad_and_value(F, argnums=(0, 1))(x, lam, batch)
+        return by_x, by_lam, value
+
+    def metrics(x: Params, lam: Params, batch: Batch) -> tuple[Params, ...]:
+        return tuple(metric(x, lam, batch) for metric in problem.metrics.values())
+
+    return {
+        "inner_gradient": grad_and_value(f, argnums=0),
+        "inner_outer_gradient": lambda x, lam, batch: (f_by_lam(x, lam, batch),),
+        "inner_hessian_vector": lambda x, lam, batch, u: vjp(lambda x_: f_by_x(x_, lam, batch), x)[1](u),
+        "inner_cross_vector": lambda x, lam, batch, u: vjp(lambda lam_: f_by_x(x, lam_, batch), lam)[1](u),
+        "inner_cross_transposed": lambda x, lam, batch, w: vjp(lambda x_: f_by_lam(x_, lam, batch), x)[1](w),
+        "outer_gradients": outer_gradients,
+        "metrics": metrics,
+    }
+
+
+def _write(layout: Layout, result: Params, target: Params, scale: Scale | None) -> None:
+    for tensor, view in zip(layout.leaves(result), layout.leaves(target), strict=True):
+        if scale is None:
+            view.copy_(tensor)
+        elif isinstance(scale, Tensor) and scale.ndim:
+            torch.mul(tensor, scale.view(-1, *(1,) * (view.ndim - 1)), out=view)
+        else:
+            torch.mul(tensor, scale, out=view)
+
+
+def _row(tree: Any, i: int) -> Any:
+    """Client i's part of stacked parameters and batches."""
+    if isinstance(tree, Tensor):
+        return tree[i]
+    if isinstance(tree, dict):
+        return {name: tensor[i] for name, tensor in tree.items()}
+    return tuple(_row(part, i) for part in tree)
+
+
+def _samples_at_once(shards: ClientShards) -> int:
+    sample_bytes = sum(tensor[:1].nbytes for tensor in shards.tensors)
+    return max(1, _BUDGET // max(1, sample_bytes * _BYTES_PER_INPUT_BYTE))
+
+
+def _pieces(counts: Tensor, samples: int, most_clients: int) -> Iterator[tuple[Tensor, int, int]]:
+    """(clients, start, stop): all samples of everybody, similar sizes together, about `samples` at a time."""
+    order = torch.argsort(counts, descending=True, stable=True)
+    order = order[counts[order] > 0]
+    while len(order):
+        largest = int(counts[order[0]])
+        length = min(largest, samples)
+        together = min(most_clients, max(1, samples // length))
+        clients, order = order[:together], order[together:]
+        for start in range(0, largest, length):
+            yield clients, start, min(start + length, largest)

@@ -1,0 +1,167 @@
+"""A problem is a few plain functions for one client and one batch, and the clients' data.
+
+Nothing here knows of stacked clients, flat vectors or derivatives: `Derivatives` adds all that. A user builds
+a `Problem` from functions; our own problems come from factories, ordinary functions marked with
+`@problem_factory`, which write down how they were called (`Recipe`), so that a run directory can say what was
+run and another process can build the same problem.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncfed.data import PARTITIONS, ClientData
+from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.problems.layout import Params
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Batch = tuple[Tensor, ...]
+Loss = Callable[[Any, Any, Batch], Tensor]
+Init = Callable[[torch.Generator], Params]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a problem was made: the factory's name and all its arguments, defaults included, as plain data."""
+
+    factory: str
+    arguments: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `problem_from_recipe` takes."""
+        return {"factory": self.factory, "arguments": self.arguments}
+
+
+def _as_inner(inner: Any, outer: Any, batch: Batch) -> Tensor:
+    raise NotImplementedError  # stands for "the same as inner_loss" until __post_init__ replaces it
+
+
+def no_outer(generator: torch.Generator) -> Params:
+    """The outer variable of a single-level problem: none."""
+    return {}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """Losses of one client, how variables begin, and everybody's data.
+
+    `inner` and `outer` are whatever `init_inner` and `init_outer` return: a dict of tensors or a single
+    tensor. A batch is a tuple of tensors with a leading sample axis. A metric maps (inner, outer, batch) to
+    one value per sample. A problem with one level leaves out `outer_loss` (then it is `inner_loss`) and
+    `init_outer` (then there is no outer variable). `vectorize=False` runs clients one by one instead of
+    through vmap, for functions that vmap cannot do or does slowly.
+    """
+
+    name: str
+    data: ClientData
+    inner_loss: Loss
+    init_inner: Init
+    outer_loss: Loss = _as_inner
+    init_outer: Init = no_outer
+    metrics: Mapping[str, Loss] = field(default_factory=dict)
+    vectorize: bool = True
+    recipe: Recipe | None = None
+
+    def __post_init__(self) -> None:
+        if self.outer_loss is _as_inner:
+            object.__setattr__(self, "outer_loss", self.inner_loss)
+
+    @property
+    def clients(self) -> int:
+        return self.data.clients
+
+
+_FACTORIES: dict[str, Callable[..., Problem]] = {}
+_TYPES: dict[str, type[Any]] = {}
+
+
+def problem_factory(function: Callable[P, Problem]) -> Callable[P, Problem]:
+    """Register a function that makes problems under its own name, and have it attach a recipe to each."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def factory(*args: P.args, **kwargs: P.kwargs) -> Problem:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        problem = function(*args, **kwargs)
+        try:
+            recipe = Recipe(
+                function.__name__, {name: _encode(value) for name, value in bound.arguments.items()}
+            )
+        except _NotPlainError:
+            return problem
+        return dataclasses.replace(problem, recipe=recipe)
+
+    _FACTORIES[function.__name__] = factory
+    return factory
+
+
+def recipe_type(cls: type[T]) -> type[T]:
+    """Let a frozen dataclass stand among a factory's arguments and still be written down in a recipe."""
+    _TYPES[cls.__name__] = cls
+    return cls
+
+
+for _partition in PARTITIONS:
+    recipe_type(_partition)
+
+
+def problem_from_recipe(data: Mapping[str, Any]) -> Problem:
+    """Build the problem that a recipe (as `Recipe.as_dict` writes it) describes."""
+    if set(data) != {"factory", "arguments"}:
+        raise ScenarioError(f"a recipe has the keys 'factory' and 'arguments'; this one has {sorted(data)}")
+    name = data["factory"]
+    if name not in _FACTORIES:
+        raise UnknownNameError("problem", name, _FACTORIES)
+    known = inspect.signature(_FACTORIES[name]).parameters
+    for argument in data["arguments"]:
+        if argument not in known:
+            raise UnknownNameError(f"argument of problem {name!r}", argument, known)
+    return _FACTORIES[name](**{key: _decode(value) for key, value in data["arguments"].items()})
+
+
+class _NotPlainError(Exception):
+    """An argument that cannot be written down."""
+
+
+def _encode(value: object) -> object:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (list, tuple)):
+        return [_encode(item) for item in value]
+    if isinstance(value, dict) and "type" not in value and all(isinstance(key, str) for key in value):
+        return {key: _encode(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and _TYPES.get(type(value).__name__) is type(value):
+        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    raise _NotPlainError
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    items = {key: _decode(item) for key, item in value.items()}
+    if "type" not in items:
+        return items
+    name = items.pop("type")
+    if name not in _TYPES:
+        raise UnknownNameError("type in a recipe", name, _TYPES)
+    known = [f.name for f in dataclasses.fields(_TYPES[name])]
+    for key in items:
+        if key not in known:
+            raise UnknownNameError(f"field of {name}", key, known)
+    return _TYPES[name](**items)

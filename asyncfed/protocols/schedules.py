@@ -1,0 +1,68 @@
+"""Learning rates over a client's own steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.errors import ScenarioError
+
+Steps = npt.NDArray[np.int64]
+Rates = npt.NDArray[np.float64]
+
+
+def _require_positive(lr: float) -> None:
+    if not 0 < lr < float("inf"):
+        raise ScenarioError(f"a learning rate of {lr} must be finite and above 0")
+
+
+@dataclass(frozen=True)
+class StepDecay:
+    """`lr`, multiplied by `factor` at each of the steps `at` (001: 0.1 at 500 and 550)."""
+
+    lr: float
+    at: tuple[int, ...]
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        _require_positive(self.lr)
+        object.__setattr__(self, "at", tuple(int(t) for t in self.at))
+
+    def rates(self, steps: Steps) -> Rates:
+        passed = np.searchsorted(np.array(sorted(self.at)), steps, side="right")
+        return np.asarray(self.lr * np.power(float(self.factor), passed), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Diminishing:
+    """`lr` / (1 + t / `after`)^`power`; a power in (1/2, 1] sums to infinity while its squares do not."""
+
+    lr: float
+    after: float = 1.0
+    power: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self.lr)
+        if not (self.after > 0 and self.power >= 0):
+            raise ScenarioError(f"a diminishing rate with after={self.after} and power={self.power} needs after > 0 and power ≥ 0")
+
+    def rates(self, steps: Steps) -> Rates:
+        return np.asarray(self.lr / np.power(1.0 + steps / self.after, self.power), dtype=np.float64)
+
+
+LearningRate: TypeAlias = float | StepDecay | Diminishing
+
+
+def check_rate(lr: LearningRate) -> None:
+    if isinstance(lr, (int, float)):
+        _require_positive(lr)
+
+
+def rates(lr: LearningRate, steps: Steps) -> Rates:
+    """The learning rate of each client at its own step."""
+    if isinstance(lr, (int, float)):
+        return np.full(len(steps), float(lr))
+    return lr.rates(steps)

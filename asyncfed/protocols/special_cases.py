@@ -1,0 +1,58 @@
+"""Methods that are stochastic gradient push on a particular network (001 §2).
+
+Each refuses a network on which it would be something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncfed.errors import TopologyError
+from asyncfed.network.links import Network, require_strongly_connected
+from asyncfed.network.weights import Shares
+from asyncfed.protocols.sgp import SGP
+
+
+@dataclass(frozen=True)
+class DSGD(SGP):
+    """Decentralized SGD: SGP with doubly stochastic weights, under which every ω_i stays 1."""
+
+    name = "dsgd"
+
+    def check(self, network: Network, shares: Shares) -> None:
+        require_strongly_connected(network)
+        if not shares.doubly_stochastic:
+            raise TopologyError(
+                "DSGD needs doubly stochastic weights, and these are not on this topology; "
+                "use weights=Metropolis() or FastestMixing() on undirected links, or the protocol SGP"
+            )
+
+
+@dataclass(frozen=True)
+class FedAvg(SGP):
+    """FedAvg with one local step per round: SGP (4a) on the full graph with p = 1/n."""
+
+    order: Literal["4a", "4b"] = "4a"
+    name = "fedavg"
+
+    def check(self, network: Network, shares: Shares) -> None:
+        n = network.n
+        always = bool((network.probability == 1).all()) and network.lossless
+        if network.edges != n * (n - 1) or not always or not shares.doubly_stochastic:
+            raise TopologyError(
+                f"FedAvg averages over all {n} clients in every step, so it needs every link, always up and without loss, and weights 1/{n}; "
+                f"use topologies.fully_connected({n}), or the protocol SGP"
+            )
+
+
+@dataclass(frozen=True)
+class Local(SGP):
+    """Everybody alone: SGP with self-links only. Nothing is sent, whatever the topology."""
+
+    name = "local"
+    kind = "none"
+    sends = False
+
+    def check(self, network: Network, shares: Shares) -> None:
+        return None

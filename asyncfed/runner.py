@@ -1,0 +1,225 @@
+"""Run a scenario: check it, make its directory, execute it on a backend, and record everything as it goes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.result import Result
+from asyncfed.rng import Streams
+from asyncfed.runtime.backend import Backend
+from asyncfed.runtime.block import Tap
+from asyncfed.runtime.directory import RunDirectory
+from asyncfed.runtime.engine import Evaluation, Tick, execute
+from asyncfed.runtime.local import LocalBackend
+from asyncfed.scenario import Scenario, check, scenario_to_data
+from asyncfed.trace import Totals, TraceWriter
+
+_VERSIONED = ("asyncfed", "torch", "numpy", "networkx", "ray", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, for whoever watches."""
+
+    phase: str
+    steps_done: int  # of all clients together
+    steps_planned: int
+    clients: int
+    loss: float | None
+    totals: Totals
+    elapsed: float
+    note: str = ""
+
+
+def run(
+    scenario: Scenario,
+    *,
+    backend: Literal["local", "ray"] = "local",
+    clients_per_actor: int | Literal["auto"] = "auto",
+    device: str = "auto",
+    address: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    save_final: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    tap: Tap | None = None,
+) -> Result:
+    """Run a scenario and return its result.
+
+    Parameters
+    ----------
+    backend
+        "local": all clients in this process. "ray": clients in Ray actors, one each unless that would not fit into memory.
+    clients_per_actor
+        How many clients share a Ray actor; "auto" is one each where that fits.
+    device
+        "auto" (a GPU where there is one), "cpu", "cuda", …
+    address
+        An existing Ray cluster, "auto" for the one this machine belongs to; without it Ray is started on this machine.
+    out
+        The run directory; by default a new numbered one under `runs/` (or $ASYNCFED_RUNS).
+    save_final
+        Also keep the final variables of all clients on disk.
+    progress
+        Called after every wave with a `Progress`.
+    tap
+        Called with every step as an `Observation` (local backend only): for debugging and teaching.
+    """
+    network = check(scenario)
+    _check_options(backend, clients_per_actor, device, tap, scenario.clients)
+    directory = RunDirectory.create(out, scenario.name)
+    directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
+    manifest: dict[str, Any] = {"scenario": scenario.name, "clients": scenario.clients, "seed": scenario.seed}
+    directory.write_manifest(status="running", **manifest)
+    writer = TraceWriter(directory.trace, nodes=scenario.clients)
+    started = time.perf_counter()
+    engine: Backend | None = None
+    status, error = "failed", ""
+    try:
+        engine = _open_backend(scenario, backend, clients_per_actor, device, address, tap)
+        manifest["placement"] = vars(engine.placement)
+        directory.write_manifest(status="running", **manifest)
+        loss: float | None = None
+        for item in execute(
+            scenario.protocol,
+            network,
+            scenario.timing,
+            scenario.weights,
+            Streams(scenario.seed),
+            engine,
+            writer,
+            scenario.evaluate_every,
+        ):
+            if isinstance(item, Evaluation):
+                row = _metrics(item, writer.totals)
+                directory.append("metrics.jsonl", row)
+                writer.flush()
+                loss = row["train_loss"] if row["train_loss"] is not None else loss
+                if item.final:
+                    directory.append("clients.jsonl", *_clients(item))
+            elif progress is not None:
+                progress(_progress(item, scenario.clients, loss, writer, started, engine.placement.note))
+        final = engine.final()
+        if save_final:
+            from safetensors.torch import save_file
+
+            save_file({name: tensor.contiguous() for name, tensor in final.items()}, directory.path / "final.safetensors")
+        status = "complete"
+    except KeyboardInterrupt:
+        status, error = "interrupted", "stopped by the user"
+        raise
+    except BaseException as problem:
+        error = str(problem)
+        raise
+    finally:
+        _close(engine, writer)
+        manifest |= {"wall_seconds": round(time.perf_counter() - started, 3), "totals": writer.totals._asdict()}
+        directory.write_manifest(status=status, **manifest, **({"error": error} if error else {}))
+    return Result(directory, final)
+
+
+def _close(engine: Backend | None, writer: TraceWriter) -> None:
+    try:
+        if engine is not None:
+            engine.close()
+    finally:
+        writer.close()
+
+
+def _check_options(backend: str, clients_per_actor: object, device: str, tap: Tap | None, clients: int) -> None:
+    if backend not in ("local", "ray"):
+        raise UnknownNameError("backend", backend, ("local", "ray"))
+    if clients_per_actor != "auto" and not (isinstance(clients_per_actor, int) and 1 <= clients_per_actor):
+        raise ScenarioError(f"clients_per_actor is {clients_per_actor!r}; it must be 'auto' or at least 1")
+    if tap is not None and backend != "local":
+        raise ScenarioError("a tap sees every step in this process, so it needs backend='local'")
+    if device != "auto":
+        try:
+            kind = torch.device(device).type
+        except RuntimeError:
+            raise ScenarioError(f"device is {device!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'") from None
+        if kind == "cuda" and backend == "local" and not torch.cuda.is_available():
+            raise ScenarioError("device is 'cuda', but this machine has no usable GPU; use device='cpu' or 'auto'")
+
+
+def _open_backend(
+    scenario: Scenario,
+    backend: str,
+    clients_per_actor: int | Literal["auto"],
+    device: str,
+    address: str | None,
+    tap: Tap | None,
+) -> Backend:
+    dtype = torch.float64 if scenario.precision == "float64" else torch.float32
+    if backend == "local":
+        return LocalBackend(scenario.problem, seed=scenario.seed, dtype=dtype, device=device, tap=tap)
+    from asyncfed.runtime.ray_backend import RayBackend
+
+    return RayBackend(
+        scenario.problem,
+        seed=scenario.seed,
+        dtype=dtype,
+        device=device,
+        clients_per_actor=clients_per_actor,
+        address=address,
+    )
+
+
+def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "phase": item.phase,
+        "step": float(item.steps.mean()) if np.ptp(item.steps) else int(item.steps[0]),
+        "virtual_time": item.time,
+        "train_loss": None,
+    }
+    for name, values in item.reports.items():
+        row[f"train_{name}"] = float(values.mean())
+    counts = item.counts
+    for name, sums in item.sums.items():
+        row[name] = float(sums.sum() / counts.sum())
+        if name == "accuracy":
+            judged = counts > 0
+            row["accuracy_p10"] = float(np.percentile(sums[judged] / counts[judged], 10))
+    row["consensus"] = item.consensus
+    unrecorded = item.waiting + item.on_the_way
+    return row | {
+        "messages": totals.sent + unrecorded,
+        "delivered": totals.delivered + item.waiting,
+        "lost": totals.lost,
+        "bytes": totals.bytes + unrecorded * item.message_bytes,
+    }
+
+
+def _clients(item: Evaluation) -> list[dict[str, Any]]:
+    with np.errstate(invalid="ignore"):
+        means = {name: sums / item.counts for name, sums in item.sums.items()}
+    return [
+        {"client": int(client), "steps": int(item.steps[place]), "samples": int(item.counts[place])}
+        | {name: float(values[place]) for name, values in means.items()}
+        for place, client in enumerate(item.clients)
+    ]
+
+
+def _progress(tick: Tick, clients: int, loss: float | None, writer: TraceWriter, started: float, note: str) -> Progress:
+    elapsed = time.perf_counter() - started
+    return Progress(tick.phase, tick.steps_done, tick.steps_planned, clients, loss, writer.totals, elapsed, note)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _VERSIONED:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = getattr(sys.modules.get(name), "__version__", "unknown")
+    return found

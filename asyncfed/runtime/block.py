@@ -1,0 +1,383 @@
+"""A block: k clients whose state stands stacked, and the arithmetic of their steps.
+
+One block of all clients in this process is the local backend; blocks in actors are the Ray backend. A block knows nothing of either. For each of its
+clients it keeps the residue ψ of the last step; the payloads φ that somebody in the block may still absorb stand in a pool, one row each.
+
+    absorb   y = ψ + Σ weight · φ      a dense product where most of the pool is wanted, a weighted bag of rows where little is
+    compute  the phase's step on y     in chunks of clients, so that temporaries stay small enough for the allocator to reuse
+    emit     φ into the pool, ψ kept
+
+When a wave is the whole block and nothing older is wanted any more (every lockstep round), no row is copied: ψ's buffer becomes y, y's (or the
+work buffer) becomes the new pool, and the old pool becomes the next work buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncfed.errors import DivergenceError
+from asyncfed.network.serials import SerialTable
+from asyncfed.problems.derivatives import Derivatives
+from asyncfed.problems.layout import Layout
+from asyncfed.problems.problem import Init, Problem
+from asyncfed.protocols.phase import Emission, Phase, Tensors
+from asyncfed.rng import Streams
+from asyncfed.runtime.sampling import Batches
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+_CHUNK_BYTES = 16 * 2**20  # of parameters per chunk; their temporaries then stay below the allocator's 32 MiB threshold
+_DENSE_ROWS = 16  # below this many rows a bag of rows beats a product over the whole pool
+_DENSE_SHARE = 0.2  # and below this share of non-zero weights
+
+
+@dataclass(frozen=True, eq=False)
+class RemotePart:
+    """Weights for the rows of a payload that another block emitted: y[rows] += weights · payload[columns]."""
+
+    rows: IntArray
+    columns: IntArray
+    weights: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
+class Incoming:
+    """What some clients of a block absorb: rows of its own pool by serial, and parts of payloads from elsewhere."""
+
+    rows: IntArray  # places in the block
+    indptr: IntArray
+    sources: IntArray
+    weights: FloatArray
+    remote: tuple[RemotePart, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class BlockWave:
+    """The part of a wave that falls into one block."""
+
+    incoming: Incoming
+    steps: IntArray
+    emits: IntArray
+    released: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What a block's clients are worth: sums and counts of every metric, and the pieces of their spread."""
+
+    clients: IntArray
+    sums: dict[str, FloatArray]
+    counts: IntArray
+    centre: FloatArray  # mean model of the block
+    spread: float  # Σ ‖x_i − centre‖²
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A step as a bystander may see it (local backend only): for teaching, debugging and tests."""
+
+    clients: IntArray
+    steps: IntArray
+    absorbed: Tensors
+    emission: Emission
+
+
+Tap = Callable[[Observation], None]
+
+
+@dataclass
+class _Pool:
+    """Payload rows by slot."""
+
+    rows: Tensors = field(default_factory=dict)
+    slots: SerialTable = field(default_factory=lambda: SerialTable("slot"))
+    free: list[int] = field(default_factory=list)
+    size: int = 0
+
+
+class Block:
+    """The clients `clients` (their numbers in the run) of a problem that holds the data of exactly these."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        clients: IntArray,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        tap: Tap | None = None,
+    ) -> None:
+        self.clients = clients
+        self._data = problem.data.to(dtype, device)
+        self._derivatives = Derivatives.of(problem)
+        self._streams = Streams(seed)
+        self._dtype, self._device, self._tap = dtype, torch.device(device), tap
+        self.carried: Tensors = {
+            "inner": self._initial(problem.init_inner, self._derivatives.inner, "initial inner"),
+            "outer": self._initial(problem.init_outer, self._derivatives.outer, "initial outer"),
+        }
+
+    @property
+    def k(self) -> int:
+        return len(self.clients)
+
+    def begin(self, phase: Phase) -> int:
+        """Open a phase; returns the bytes of one message of it."""
+        opening = phase.begin(self._derivatives, self.carried)
+        self._phase = phase
+        self._residue: dict[str, torch.Tensor | None] = dict(opening.absorbed)
+        self._memory = opening.memory
+        self._pool = _Pool()
+        self._spare: dict[str, list[torch.Tensor]] = {key: [] for key in opening.absorbed}
+        self._batches = Batches(self._data.train, self.clients, phase.batch, self._streams, self._device)
+        row_bytes = sum(t[:1].nbytes for t in opening.absorbed.values())
+        self._chunk = max(1, _CHUNK_BYTES // max(1, row_bytes))
+        return row_bytes
+
+    def run(self, wave: BlockWave, remote: Sequence[Tensors] = ()) -> tuple[Tensors, dict[str, FloatArray]]:
+        """Absorb, compute, emit. Returns the payload rows of the wave, for other blocks, and the phase's report."""
+        incoming = wave.incoming
+        whole = len(incoming.rows) == self.k
+        absorbed = self._absorb(incoming, remote, consume=whole)
+        self._release(wave.released)
+        if whole:
+            payload, report = self._compute_whole(absorbed, wave)
+        else:
+            payload, report = self._compute_some(absorbed, wave)
+        self._check_finite(report, wave)
+        return payload, report
+
+    def peek(self, incoming: Incoming, remote: Sequence[Tensors] = ()) -> Tensors:
+        """What all clients would absorb; changes nothing."""
+        return self._absorb(incoming, remote, consume=False)
+
+    def measure(self, incoming: Incoming, remote: Sequence[Tensors] = ()) -> Measurement:
+        """Judge everybody's present estimate on the test samples (where there are none, on the next best)."""
+        estimate = self._phase.estimate(self.peek(incoming, remote), self._memory)
+        shards = next((s for s in (self._data.test, self._data.validation) if s.total), self._data.train)
+        found = self._derivatives.evaluate(estimate.inner, estimate.outer, shards)
+        x = estimate.inner.double()
+        centre = x.mean(0)
+        return Measurement(
+            self.clients,
+            {name: sums.double().cpu().numpy() for name, (sums, _) in found.items()},
+            shards.sizes,
+            centre.cpu().numpy(),
+            float((x - centre).square().sum()),
+        )
+
+    def finish(self, incoming: Incoming, remote: Sequence[Tensors] = ()) -> Tensors:
+        """Close the phase: absorb what has arrived, and carry it to the next phase."""
+        self.carried = self._phase.finish(self.peek(incoming, remote), self._memory)
+        return self.carried
+
+    # --- absorbing -----------------------------------------------------------------------------------------------------
+
+    def _absorb(self, incoming: Incoming, remote: Sequence[Tensors], *, consume: bool) -> Tensors:
+        slots = self._pool.slots.get("slot", incoming.sources) if len(incoming.sources) else incoming.sources
+        result: Tensors = {}
+        for key in self._residue:
+            start = self._start(key, incoming.rows, consume=consume)
+            own = self._own_sum(key, incoming, slots, start)
+            for part, payload in zip(incoming.remote, remote, strict=True):
+                _add_part(own, part, payload[key])
+            result[key] = own
+        return result
+
+    def _start(self, key: str, rows: IntArray, *, consume: bool) -> torch.Tensor | None:
+        residue = self._residue[key]
+        if residue is None:
+            return None
+        if len(rows) == self.k:
+            return residue if consume else residue.clone()
+        return residue.index_select(0, self._index(rows))
+
+    def _own_sum(self, key: str, incoming: Incoming, slots: IntArray, start: torch.Tensor | None) -> torch.Tensor:
+        rows = len(incoming.rows)
+        if not len(slots):
+            assert start is not None, "only a client that has not stepped yet absorbs nothing of its own"
+            return start
+        pool = self._pool.rows[key]
+        if rows >= _DENSE_ROWS and len(slots) >= _DENSE_SHARE * rows * len(pool):
+            matrix = np.zeros((rows, len(pool)))
+            matrix[np.repeat(np.arange(rows), np.diff(incoming.indptr)), slots] = incoming.weights
+            weights = torch.from_numpy(matrix).to(pool)
+            if start is not None:
+                return start.addmm_(weights, pool)
+            return torch.mm(weights, pool, out=self._buffer(key, rows, pool.shape[1]))
+        total = torch.nn.functional.embedding_bag(
+            torch.from_numpy(slots).to(self._device),
+            pool,
+            torch.from_numpy(incoming.indptr).to(self._device),
+            mode="sum",
+            per_sample_weights=torch.from_numpy(incoming.weights).to(pool),
+            include_last_offset=True,
+        )
+        return total if start is None else start.add_(total)
+
+    def _buffer(self, key: str, rows: int, dims: int) -> torch.Tensor:
+        if rows == self.k and self._spare[key]:
+            return self._spare[key].pop()
+        return torch.empty(rows, dims, dtype=self._dtype, device=self._device)
+
+    # --- computing and emitting ----------------------------------------------------------------------------------------
+
+    def _compute_whole(self, absorbed: Tensors, wave: BlockWave) -> tuple[Tensors, dict[str, FloatArray]]:
+        """Every client of the block steps: results are written where they will stay."""
+        room = {key: self._buffer(key, self.k, y.shape[1]) for key, y in absorbed.items()}
+        payload: Tensors = {}
+        residue: dict[str, torch.Tensor | None] = dict.fromkeys(absorbed)
+        reports: dict[str, list[torch.Tensor]] = {}
+        for places, rows in self._batches.chunks(wave.incoming.rows, self._chunk):
+            emission = self._step(absorbed, places, rows, wave.steps, room)
+            for key in absorbed:
+                payload[key] = self._keep(emission.payload[key], places, (payload.get(key), absorbed[key], room[key]))
+                if key in emission.residue:
+                    residue[key] = self._keep(emission.residue[key], places, (residue[key], room[key]))
+            self._note(emission, places, rows, reports)
+        if not self._pool.slots.alive:  # nothing older is wanted: the payload itself becomes the pool
+            old = self._pool.rows
+            self._pool.rows, self._pool.size, self._pool.free = payload, self.k, []
+            self._pool.slots.add(wave.emits, slot=np.arange(self.k))
+            in_use = [*payload.values(), *(r for r in residue.values() if r is not None)]
+            for key in absorbed:
+                candidates = [absorbed[key], room[key]] + ([old[key]] if key in old and len(old[key]) == self.k else [])
+                free = [t for t in candidates if not any(t.data_ptr() == used.data_ptr() for used in in_use)]
+                self._spare[key] = free[:2]
+        else:
+            self._store(payload, wave.emits)
+        self._residue = residue
+        return payload, _joined(reports, self.k)
+
+    def _compute_some(self, absorbed: Tensors, wave: BlockWave) -> tuple[Tensors, dict[str, FloatArray]]:
+        """Some clients of the block step: their rows are copied to where they belong."""
+        payload = {key: torch.empty_like(y) for key, y in absorbed.items()}
+        reports: dict[str, list[torch.Tensor]] = {}
+        for places, rows in self._batches.chunks(wave.incoming.rows, self._chunk):
+            emission = self._step(absorbed, places, rows, wave.steps, {})
+            at = self._index(rows)
+            for key in absorbed:
+                payload[key][places] = emission.payload[key]
+                old = self._residue[key]
+                if key in emission.residue:
+                    if old is None:
+                        old = self._residue[key] = torch.zeros(
+                            self.k, absorbed[key].shape[1], dtype=self._dtype, device=self._device
+                        )
+                    old.index_copy_(0, at, emission.residue[key])
+                elif old is not None:
+                    old.index_fill_(0, at, 0.0)
+            self._note(emission, places, rows, reports)
+        self._store(payload, wave.emits)
+        return payload, _joined(reports, len(wave.emits))
+
+    def _step(
+        self, absorbed: Tensors, places: slice | torch.Tensor, rows: IntArray, steps: IntArray, room: Tensors
+    ) -> Emission:
+        here = places if isinstance(places, slice) else places.cpu().numpy()
+        y = {key: value[places] for key, value in absorbed.items()}
+        at = slice(int(rows[0]), int(rows[-1]) + 1) if isinstance(places, slice) and len(rows) == self.k else self._index(rows)
+        memory = {key: value[at] for key, value in self._memory.items()}
+        batch = self._batches.draw(rows, steps[here])
+        space = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
+        emission = self._phase.step(self._derivatives, y, memory, batch, steps[here], space)
+        if self._tap is not None:
+            self._tap(Observation(self.clients[rows], steps[here], {k: v.clone() for k, v in y.items()}, emission))
+        return emission
+
+    def _keep(
+        self, chunk: torch.Tensor, places: slice | torch.Tensor, homes: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor:
+        """The full-size tensor that the chunk is already part of; or one that it is copied to."""
+        if isinstance(places, slice):
+            for home in homes:
+                if home is not None and home[places].data_ptr() == chunk.data_ptr():
+                    return home
+        target = homes[0]
+        if target is None or any(target is home for home in homes[1:]):
+            fresh = torch.empty(self.k, chunk.shape[1], dtype=self._dtype, device=self._device)
+            if target is not None:
+                fresh.copy_(target)
+            target = fresh
+        target[places] = chunk
+        return target
+
+    def _note(
+        self, emission: Emission, places: slice | torch.Tensor, rows: IntArray, reports: dict[str, list[torch.Tensor]]
+    ) -> None:
+        for key, value in emission.memory.items():
+            self._memory[key][self._index(rows)] = value
+        order = torch.arange(places.start, places.stop) if isinstance(places, slice) else places.cpu()
+        reports.setdefault("", []).append(order)
+        for key, value in emission.report.items():
+            reports.setdefault(key, []).append(value.detach())
+
+    # --- the pool ------------------------------------------------------------------------------------------------------
+
+    def _store(self, payload: Tensors, emits: IntArray) -> None:
+        pool, wanted = self._pool, len(emits)
+        if len(pool.free) < wanted:
+            more = max(wanted - len(pool.free), pool.size // 2, 8)
+            for key, value in payload.items():
+                old = pool.rows.get(key)
+                grown = torch.empty(pool.size + more, value.shape[1], dtype=self._dtype, device=self._device)
+                if old is not None:
+                    grown[: pool.size] = old
+                grown[pool.size :] = 0.0  # unused rows meet zero weights, and zero times anything must be zero
+                pool.rows[key] = grown
+            pool.free.extend(range(pool.size + more - 1, pool.size - 1, -1))
+            pool.size += more
+        slots = np.array([pool.free.pop() for _ in range(wanted)], dtype=np.int64)
+        for key, value in payload.items():
+            pool.rows[key].index_copy_(0, self._index(slots), value)
+        pool.slots.add(emits, slot=slots)
+
+    def _release(self, serials: IntArray) -> None:
+        if len(serials):
+            self._pool.free.extend(self._pool.slots.get("slot", serials)[::-1].tolist())
+            self._pool.slots.forget(serials)
+
+    # --- small things --------------------------------------------------------------------------------------------------
+
+    def _initial(self, init: Init, layout: Layout, stream: str) -> torch.Tensor:
+        """Everybody starts from the same values, drawn from the run's seed."""
+        generator = torch.Generator().manual_seed(self._streams.seed_for(stream))
+        row = layout.flatten(init(generator)).detach().to(self._device, self._dtype)
+        return row.expand(self.k, layout.d).clone()
+
+    def _index(self, rows: IntArray) -> torch.Tensor:
+        return torch.from_numpy(rows).to(self._device)
+
+    def _check_finite(self, report: dict[str, FloatArray], wave: BlockWave) -> None:
+        for quantity, values in report.items():
+            if not np.isfinite(values).all():
+                row = int(np.flatnonzero(~np.isfinite(values))[0])
+                client = int(self.clients[wave.incoming.rows[row]])
+                raise DivergenceError(client, int(wave.steps[row]), quantity, float(values[row]))
+
+
+def _add_part(total: torch.Tensor, part: RemotePart, payload: torch.Tensor) -> None:
+    payload = payload.to(total.device)
+    if len(part.weights) == 1:
+        total[int(part.rows[0])].add_(payload[int(part.columns[0])], alpha=float(part.weights[0]))
+        return
+    matrix = np.zeros((len(total), len(payload)))
+    matrix[part.rows, part.columns] = part.weights
+    total.addmm_(torch.from_numpy(matrix).to(total), payload)
+
+
+def _joined(reports: dict[str, list[torch.Tensor]], rows: int) -> dict[str, FloatArray]:
+    order = torch.cat(reports.pop("")).numpy() if reports else np.zeros(0, dtype=np.int64)
+    joined = {}
+    for key, pieces in reports.items():
+        values = np.empty(rows)
+        values[order] = torch.cat(pieces).double().cpu().numpy()
+        joined[key] = values
+    return joined

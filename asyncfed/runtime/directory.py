@@ -1,0 +1,129 @@
+"""A run on disk.
+
+    run.json        what this is and how it ended: running, complete, interrupted or failed; where it ran, and for how long
+    scenario.json   the scenario as data, with versions and seed
+    metrics.jsonl   one line per evaluation, appended as the run goes
+    clients.jsonl   one line per client, at the end
+    trace/          messages and steps, in Parquet chunks
+    final.safetensors   the final variables of all clients, where asked for
+
+Files that are rewritten are replaced whole; files that grow are read up to the last whole line. A kill at any instant leaves a readable run.
+Everything but run.json is a function of the scenario (and of the packing, in the last bits of sums).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from asyncfed.errors import RunExistsError, ScenarioError, TraceError
+
+FORMAT, VERSION = "asyncfed-run", 1
+
+
+class RunDirectory:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, out: str | os.PathLike[str] | None, name: str) -> RunDirectory:
+        """A new, empty run directory: the one given, or a numbered one under `runs/`."""
+        if out is None:
+            return cls(_next_numbered(Path(os.environ.get("ASYNCFED_RUNS", "runs")), name))
+        path = Path(out)
+        if path.exists() and not path.is_dir():
+            raise ScenarioError(f"the output {path} is a file; give a directory")
+        if (path / "run.json").exists() or (path / "trace").exists():
+            raise RunExistsError(f"{path} already holds a run; give another directory, or remove that one first")
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
+        """An existing run, whole or partial."""
+        directory = cls(Path(path))
+        if not directory.path.exists():
+            raise TraceError(f"there is no run at {directory.path}; give the directory that a run printed at its end")
+        manifest = directory.manifest()
+        if manifest.get("format") != FORMAT:
+            raise TraceError(f"{directory.path / 'run.json'} is not the run.json of an asyncfed run")
+        if manifest.get("version") != VERSION:
+            raise TraceError(
+                f"{directory.path} was written in version {manifest.get('version')} of the run format; this asyncfed reads version {VERSION}"
+            )
+        return directory
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace"
+
+    def manifest(self) -> dict[str, Any]:
+        return self._read("run.json")
+
+    def scenario(self) -> dict[str, Any]:
+        return self._read("scenario.json")
+
+    def write_manifest(self, **content: Any) -> None:
+        self.write("run.json", {"format": FORMAT, "version": VERSION, **content})
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        part = self.path / f".{name}.part"
+        part.write_text(json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(part, self.path / name)
+
+    def append(self, name: str, *rows: dict[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """The whole lines of a growing file; a torn last line is not one."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            return [json.loads(line) for line in lines]
+        except json.JSONDecodeError as error:
+            raise TraceError(f"{path} is damaged ({error}); the trace beside it may still be whole") from None
+
+    def _read(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise TraceError(f"{self.path} is not a run: it has no {name}") from None
+        except (json.JSONDecodeError, UnicodeDecodeError, NotADirectoryError) as error:
+            raise TraceError(f"{path} cannot be read as a run's {name}: {error}") from None
+        if not isinstance(content, dict):
+            raise TraceError(f"{path} is not a run's {name}")
+        return content
+
+
+def _next_numbered(root: Path, name: str) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
+    number = 1
+    while True:  # mkdir decides, so that two runs started at once do not share a directory
+        path = root / f"{safe}-{number:04d}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+            continue
+        return path
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN; a value that is not there is null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,60 @@
+"""The local backend: one block of all clients in this process."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncfed.network.waves import Absorption, Snapshot, Wave
+from asyncfed.problems.problem import Problem
+from asyncfed.protocols.phase import Phase, Tensors
+from asyncfed.runtime.backend import Placement
+from asyncfed.runtime.block import Block, BlockWave, Incoming, Measurement, Tap
+
+
+def choose_device(device: str, cuda: bool) -> str:
+    """"auto" is the GPU where there is one."""
+    if device == "auto":
+        return "cuda" if cuda else "cpu"
+    return device
+
+
+class LocalBackend:
+    """Everybody at home."""
+
+    def __init__(self, problem: Problem, *, seed: int, dtype: torch.dtype, device: str = "auto", tap: Tap | None = None) -> None:
+        chosen = choose_device(device, torch.cuda.is_available())
+        everyone = np.arange(problem.clients, dtype=np.int64)
+        self._block = Block(problem, everyone, seed=seed, dtype=dtype, device=chosen, tap=tap)
+        self._reports: dict[str, list[npt.NDArray[np.float64]]] = {}
+        self.placement = Placement("local", 0, problem.clients, chosen)
+
+    def begin(self, phase: Phase) -> int:
+        return self._block.begin(phase)
+
+    def run(self, wave: Wave) -> None:
+        _, report = self._block.run(BlockWave(_incoming(wave.absorption), wave.steps, wave.emits, wave.released))
+        for name, values in report.items():
+            self._reports.setdefault(name, []).append(values)
+
+    def reports(self) -> dict[str, npt.NDArray[np.float64]]:
+        collected = {name: np.concatenate(pieces) for name, pieces in self._reports.items()}
+        self._reports = {}
+        return collected
+
+    def measure(self, snapshot: Snapshot) -> list[Measurement]:
+        return [self._block.measure(_incoming(snapshot.absorption))]
+
+    def finish(self, absorption: Absorption) -> None:
+        self._block.finish(_incoming(absorption))
+
+    def final(self) -> Tensors:
+        return self._block.carried
+
+    def close(self) -> None:
+        return None
+
+
+def _incoming(absorption: Absorption) -> Incoming:
+    return Incoming(absorption.clients, absorption.indptr, absorption.sources, absorption.weights)

@@ -1,0 +1,192 @@
+"""A scenario: a problem, a network, a protocol and a seed; a Python value that can be written down and read again.
+
+`check` refuses what cannot be run before anything runs. `scenario_to_data` turns a scenario into plain data (which a run directory
+keeps), `scenario_from_data` back; only types listed here are ever built from data, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import networkx as nx
+
+from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
+from asyncfed.network import FastestMixing, Given, Lockstep, Metropolis, Table, Timing, Uniform, VirtualTime, Weights
+from asyncfed.network.distributions import Constant, Exponential, LogNormal
+from asyncfed.network.distributions import Uniform as UniformTime
+from asyncfed.network.links import Network
+from asyncfed.problems import Problem, problem_from_recipe
+from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, StepDecay
+from asyncfed.protocols.phase import ProtocolLike
+
+_TYPES: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        SGP, DSGD, FedAvg, Local, StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform, Metropolis, FastestMixing, Given,
+    )
+}  # fmt: skip
+_DURATIONS = (Constant, Exponential, LogNormal, UniformTime)
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """Everything that decides a run.
+
+    Parameters
+    ----------
+    problem
+        Losses, initial values and the clients' data; see `asyncfed.problems`.
+    topology
+        A networkx graph whose edges carry `probability` (and, where wanted, `latency`, `bandwidth`, `loss`): one node per client.
+    protocol
+        The method, for instance `SGP(steps=200, lr=0.05)`.
+    timing
+        `Lockstep()`, the papers' rounds, or `VirtualTime(…)`, everybody at its own pace.
+    weights
+        What a sender gives to whom: `Uniform()` over the links it has, `Metropolis()`, `FastestMixing()`, `Given(matrix)`.
+    seed
+        Decides links, losses, delays, minibatches and initial values.
+    precision
+        "float32" or "float64".
+    evaluate_every
+        Steps (in lockstep) or virtual time between evaluations; by default about twenty in a run.
+    """
+
+    problem: Problem
+    topology: nx.Graph
+    protocol: ProtocolLike
+    timing: Timing = field(default_factory=Lockstep)
+    weights: Weights = field(default_factory=Uniform)
+    seed: int = 0
+    precision: Literal["float32", "float64"] = "float32"
+    evaluate_every: float | None = None
+    name: str = "scenario"
+
+    @property
+    def clients(self) -> int:
+        return self.problem.clients
+
+
+def check(scenario: Scenario) -> Network:
+    """Refuse what cannot be run, naming the reason; returns the network, read."""
+    if not isinstance(scenario.seed, int) or isinstance(scenario.seed, bool):
+        raise ScenarioError(f"seed is {scenario.seed!r}; it must be a whole number")
+    if scenario.precision not in ("float32", "float64"):
+        raise ScenarioError(f"precision is {scenario.precision!r}; it must be 'float32' or 'float64'")
+    if scenario.evaluate_every is not None and not scenario.evaluate_every > 0:
+        raise ScenarioError(f"evaluate_every is {scenario.evaluate_every}; it must be above 0, or None")
+    if isinstance(scenario.timing, Lockstep) and scenario.evaluate_every is not None and scenario.evaluate_every % 1:
+        raise ScenarioError(f"evaluate_every is {scenario.evaluate_every}; in lockstep it is a whole number of steps")
+    network = scenario.timing.network(scenario.topology)
+    if network.n != scenario.problem.clients:
+        raise TopologyError(
+            f"the topology has {network.n} nodes, but the problem has {scenario.problem.clients} clients; "
+            "make them equal"
+        )
+    for phase in scenario.protocol.phases():
+        heard = network if phase.sends else network.silent()
+        phase.check(heard, scenario.weights.prepare(heard))
+    return network
+
+
+def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
+    """Plain data (what JSON can hold) that says all of a scenario."""
+    recipe = scenario.problem.recipe
+    return {
+        "name": scenario.name,
+        "problem": recipe.as_dict() if recipe is not None else {"own": scenario.problem.name},
+        "topology": graph_to_data(scenario.topology),
+        "protocol": _encode(scenario.protocol),
+        "timing": _encode(scenario.timing),
+        "weights": _encode(scenario.weights),
+        "seed": scenario.seed,
+        "precision": scenario.precision,
+        "evaluate_every": scenario.evaluate_every,
+    }
+
+
+def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
+    """The scenario that `scenario_to_data` wrote down."""
+    known = [f.name for f in dataclasses.fields(Scenario)]
+    for key in data:
+        if key not in known:
+            raise UnknownNameError("key in a scenario", key, known)
+    missing = [key for key in ("problem", "topology", "protocol") if key not in data]
+    if missing:
+        raise ScenarioError(f"the scenario lacks {', '.join(missing)}; it was not written by this version of asyncfed")
+    if "own" in data["problem"]:
+        raise ScenarioError(
+            f"the problem {data['problem']['own']!r} was made of a user's own functions, which are not stored with a run; "
+            "build the scenario from the Python file that defines them"
+        )
+    values = {key: _decode(value) for key, value in data.items() if key not in ("problem", "topology")}
+    return Scenario(problem=problem_from_recipe(data["problem"]), topology=graph_from_data(data["topology"]), **values)
+
+
+def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
+    """A graph in columns: compact for many edges."""
+    index = {node: place for place, node in enumerate(graph.nodes)}
+    edges = [(index[a], index[b], marks) for a, b, marks in graph.edges(data=True)]
+    names = sorted({name for _, _, marks in edges for name in marks})
+    return {
+        "directed": graph.is_directed(),
+        "nodes": len(index) if list(index) == list(range(len(index))) else [_label(node) for node in index],
+        "about": {key: value for key, value in graph.graph.items() if isinstance(value, (str, int, float, bool))},
+        "from": [a for a, _, _ in edges],
+        "to": [b for _, b, _ in edges],
+        "marks": {name: [_encode(marks.get(name)) for _, _, marks in edges] for name in names},
+    }
+
+
+def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
+    graph = nx.DiGraph() if data["directed"] else nx.Graph()
+    nodes = list(range(data["nodes"])) if isinstance(data["nodes"], int) else data["nodes"]
+    graph.graph.update(data["about"])
+    graph.add_nodes_from(nodes)
+    columns = data["marks"]
+    for place, (a, b) in enumerate(zip(data["from"], data["to"], strict=True)):
+        marks = {name: column[place] for name, column in columns.items() if column[place] is not None}
+        graph.add_edge(nodes[a], nodes[b], **marks)
+    return graph
+
+
+def _label(node: object) -> str | int:
+    return node if isinstance(node, (str, int)) else str(node)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, _DURATIONS):
+        return str(value)
+    if isinstance(value, float) and value == float("inf"):
+        return "inf"  # JSON has no infinity
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): _encode(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value) and _TYPES.get(type(value).__name__) is type(value):
+        return {"type": type(value).__name__} | {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return {"own": repr(value)}
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_decode(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if "own" in value:
+        raise ScenarioError(f"{value['own']} is not one of asyncfed's own types and cannot be built from data")
+    if "type" not in value:
+        return {key: _decode(item) for key, item in value.items()}
+    name = value["type"]
+    if name not in _TYPES:
+        raise UnknownNameError("type in a scenario", name, _TYPES)
+    known = [f.name for f in dataclasses.fields(_TYPES[name])]
+    for key in value:
+        if key != "type" and key not in known:
+            raise UnknownNameError(f"field of {name}", key, known)
+    return _TYPES[name](**{key: _decode(item) for key, item in value.items() if key != "type"})

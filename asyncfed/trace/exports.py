@@ -1,0 +1,86 @@
+"""The whole table of messages in one canonical order, as a stream or in one file.
+
+The order is by sent_at, sender, receiver, step; equal rows stay as they were written. Chunks come nearly in
+order of time, so sorting them as a stream needs little more than a chunk of memory: whatever was sent before
+every message of the chunks still to come is final.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from asyncfed.trace.columns import MESSAGES, SCHEMAS, schema_for
+from asyncfed.trace.files import open_chunk, read_chunks
+
+
+def in_order(messages: pa.Table) -> pa.Table:
+    keys = [messages[name].to_numpy() for name in ("step", "receiver", "sender", "sent_at")]
+    return messages.take(np.lexsort(keys))
+
+
+def sorted_chunks(paths: Sequence[Path], nodes: int) -> Iterator[pa.Table]:
+    """All messages in canonical order, piece by piece."""
+    first_sent = [_first_sent(path, nodes) for path in paths]
+    later = np.minimum.accumulate([*first_sent, np.inf][::-1])[::-1][1:]
+    held = SCHEMAS[MESSAGES].empty_table()
+    for chunk, horizon in zip(read_chunks(paths, MESSAGES, nodes), later, strict=True):
+        held = in_order(pa.concat_tables([held, chunk.replace_schema_metadata()]).unify_dictionaries())
+        final = int(np.searchsorted(held["sent_at"].to_numpy(), horizon))
+        yield held.slice(0, final)
+        held = held.slice(final)
+
+
+def all_messages(paths: Sequence[Path], nodes: int) -> pa.Table:
+    """All messages in canonical order, in memory."""
+    schema = schema_for(MESSAGES, nodes)
+    tables = [schema.remove_metadata().empty_table(), *sorted_chunks(paths, nodes)]
+    return pa.concat_tables(tables).unify_dictionaries().replace_schema_metadata(schema.metadata)
+
+
+def write_csv(paths: Sequence[Path], nodes: int, target: Path) -> None:
+    plain = pa.schema([(field.name, _plain_type(field.type)) for field in SCHEMAS[MESSAGES]])
+
+    def pieces() -> Iterator[pa.Table]:
+        for piece in sorted_chunks(paths, nodes):
+            yield pa.table([piece[field.name].cast(field.type) for field in plain], schema=plain)
+
+    _write(target, lambda path: pa.csv.CSVWriter(path, plain), pieces())
+
+
+def write_parquet(paths: Sequence[Path], nodes: int, target: Path) -> None:
+    schema = schema_for(MESSAGES, nodes)
+    pieces = (piece.replace_schema_metadata(schema.metadata) for piece in sorted_chunks(paths, nodes))
+    _write(target, lambda path: pq.ParquetWriter(path, schema, compression="zstd"), pieces)
+
+
+def _write(
+    target: Path, opened: Callable[[Path], AbstractContextManager[Any]], pieces: Iterator[pa.Table]
+) -> None:
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with opened(temporary) as sink:
+            for piece in pieces:
+                sink.write_table(piece)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _first_sent(path: Path, nodes: int) -> float:
+    with open_chunk(path, MESSAGES, nodes) as chunk:
+        groups = (chunk.metadata.row_group(number) for number in range(chunk.num_row_groups))
+        column = SCHEMAS[MESSAGES].get_field_index("sent_at")
+        return min(float(group.column(column).statistics.min) for group in groups)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -1,0 +1,174 @@
+"""Sums over a trace, one chunk at a time.
+
+Every summary gives each message a group (its edge, or its phase, kind and step) as one integer and adds the
+message to the sums of its group. Memory grows with the number of groups, never with the number of messages
+or with clients squared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from asyncfed.errors import TraceError
+from asyncfed.trace.columns import STATUS_NAMES, Status, Totals
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Ints = npt.NDArray[np.int64]
+
+SUMMED_COLUMNS = ("status", "sent_at", "arrived_at", "bytes")
+COUNTS = ("attempts", "sent", *STATUS_NAMES, "bytes")
+
+
+def sums(chunks: Iterable[pa.Table], group: Callable[[pa.Table], Ints]) -> pd.DataFrame:
+    """One row per group, which is its index, sorted: counts, bytes, delays, first and last time."""
+    result = _Sums()
+    for chunk in chunks:
+        result.add(chunk, group(chunk))
+    return result.frame()
+
+
+class _Sums:
+    """Sums by group, in the order of the sorted `groups`."""
+
+    def __init__(self) -> None:
+        self.groups: Ints = np.zeros(0, np.int64)
+        self._values = {
+            "by_status": np.zeros((0, len(Status)), np.int64),
+            **{name: np.zeros(0, np.int64) for name in ("bytes", "delivered_bytes")},
+            **{name: np.zeros(0) for name in ("delay_sum", "delay_max", "started_at", "ended_at")},
+        }
+        self._before_any = {"delay_max": np.nan, "started_at": np.inf, "ended_at": -np.inf}
+
+    def add(self, chunk: pa.Table, group: Ints) -> None:
+        slot = self._slots(group)
+        status = status_codes(chunk["status"])
+        sent_at, arrived_at, size = (chunk[name].to_numpy() for name in ("sent_at", "arrived_at", "bytes"))
+        values = self._values
+        np.add.at(values["by_status"].reshape(-1), slot * len(Status) + status, 1)
+        np.add.at(values["bytes"], slot, size)
+        np.minimum.at(values["started_at"], slot, sent_at)
+        np.maximum.at(values["ended_at"], slot, sent_at)
+
+        delivered = np.flatnonzero(status == Status.DELIVERED)
+        slot, arrived_at = slot[delivered], arrived_at[delivered]
+        delay = arrived_at - sent_at[delivered]
+        np.add.at(values["delivered_bytes"], slot, size[delivered])
+        np.add.at(values["delay_sum"], slot, delay)
+        np.fmax.at(values["delay_max"], slot, delay)
+        np.maximum.at(values["ended_at"], slot, arrived_at)
+
+    def frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        by_status = self._values["by_status"]
+        attempts = by_status.sum(axis=1)
+        columns = {"attempts": attempts, "sent": attempts - by_status[:, Status.LINK_DOWN]}
+        columns |= zip(STATUS_NAMES, by_status.T, strict=True)
+        columns |= {name: values for name, values in self._values.items() if name != "by_status"}
+        return pd.DataFrame(columns, index=self.groups)
+
+    def _slots(self, group: Ints) -> Ints:
+        """Where the sums of each row's group stand; room is made for groups not seen before."""
+        encoded = pa.array(group).dictionary_encode()
+        present = encoded.dictionary.to_numpy()
+        place = np.searchsorted(self.groups, present)
+        if not np.array_equal(np.append(self.groups, -1)[place], present):
+            self._make_room(np.union1d(self.groups, present))
+            place = np.searchsorted(self.groups, present)
+        slots: Ints = place[encoded.indices.to_numpy()]
+        return slots
+
+    def _make_room(self, groups: Ints) -> None:
+        kept = np.searchsorted(groups, self.groups)
+        for name, old in self._values.items():
+            self._values[name] = np.full(
+                (len(groups), *old.shape[1:]), self._before_any.get(name, 0), old.dtype
+            )
+            self._values[name][kept] = old
+        self.groups = groups
+
+
+def edge_group(nodes: int) -> Callable[[pa.Table], Ints]:
+    """sender · nodes + receiver"""
+    return lambda chunk: chunk["sender"].to_numpy().astype(np.int64) * nodes + chunk["receiver"].to_numpy()
+
+
+class PhaseGroup:
+    """(number of the (phase, kind) in `labels`) · 2³² + step"""
+
+    def __init__(self) -> None:
+        self.labels: dict[tuple[str, str], int] = {}
+
+    def __call__(self, chunk: pa.Table) -> Ints:
+        phase, phases = dictionary_codes(chunk["phase"])
+        kind, kinds = dictionary_codes(chunk["kind"])
+        pair = phase.astype(np.int64) * len(kinds) + kind
+        numbers = np.zeros(len(phases) * len(kinds), np.int64)
+        for used in np.unique(pair).tolist():
+            label = phases[used // len(kinds)], kinds[used % len(kinds)]
+            numbers[used] = self.labels.setdefault(label, len(self.labels))
+        step: npt.NDArray[np.int32] = chunk["step"].to_numpy()
+        groups: Ints = numbers[pair] << 32 | step
+        return groups
+
+
+def count(chunks: Iterable[pa.Table]) -> Totals:
+    """What `TraceWriter.totals` said when these chunks had been appended."""
+    totals = Totals()
+    for chunk in chunks:
+        by_status = np.bincount(status_codes(chunk["status"]), minlength=len(Status))
+        totals = totals.plus(Totals.of(by_status, int(chunk["bytes"].to_numpy().sum())))
+    return totals
+
+
+def client_sums(chunks: Iterable[pa.Table], nodes: int) -> pd.DataFrame:
+    """One row per client from the table of steps: steps, busy_time, finished_at, absorbed_per_step."""
+    import pandas as pd
+
+    steps, busy, absorbed = (np.zeros(nodes) for _ in range(3))
+    finished = np.full(nodes, -np.inf)
+    for chunk in chunks:
+        client, ended = chunk["client"].to_numpy(), chunk["ended_at"].to_numpy()
+        steps += np.bincount(client, minlength=nodes)
+        busy += np.bincount(client, weights=ended - chunk["started_at"].to_numpy(), minlength=nodes)
+        absorbed += np.bincount(client, weights=chunk["absorbed"].to_numpy(), minlength=nodes)
+        np.maximum.at(finished, client, ended)
+    return pd.DataFrame(
+        {
+            "steps": steps.astype(np.int64),
+            "busy_time": busy,
+            "finished_at": np.where(steps > 0, finished, np.nan),
+            "absorbed_per_step": ratio(absorbed, steps),
+        }
+    )
+
+
+def ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """numerator / denominator, NaN where the denominator is 0."""
+    result: npt.NDArray[np.float64]
+    result = np.divide(numerator, denominator, out=np.full(len(numerator), np.nan), where=denominator > 0)
+    return result
+
+
+def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """A column of labels as numbers and the labels they stand for."""
+    array = column.unify_dictionaries().combine_chunks()
+    return array.indices.to_numpy(), array.dictionary.to_pylist()
+
+
+def status_codes(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    codes, names = dictionary_codes(column)
+    unknown = [name for name in names if name not in STATUS_NAMES]
+    if unknown:
+        raise TraceError(
+            f"unknown message status {unknown[0]!r}; this asyncfed knows {', '.join(STATUS_NAMES)}: "
+            "read the trace with the asyncfed that wrote it"
+        )
+    return np.array([STATUS_NAMES.index(name) for name in names], np.int64)[codes]

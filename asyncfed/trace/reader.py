@@ -1,0 +1,247 @@
+"""Reads a trace: of a finished run, of one that was killed, or of one that still goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from asyncfed.errors import TraceError, UnknownNameError
+from asyncfed.trace import exports, queries
+from asyncfed.trace.columns import MESSAGES, SCHEMAS, STEPS, Status, Totals
+from asyncfed.trace.files import chunk_files, nodes_of, open_chunk, read_chunks, reading
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Trace:
+    """The trace in `directory` as far as it was written when this object was made.
+
+    `nodes` is read from the files; it must be given for a run that has not written any yet. A trace does not
+    follow a run that goes on: make a new one to see more.
+    """
+
+    def __init__(self, directory: Path | str, nodes: int | None = None) -> None:
+        self.directory = Path(directory)
+        self._files = {table: chunk_files(self.directory, table) for table in (MESSAGES, STEPS)}
+        for table, files in self._files.items():
+            if files:
+                with open_chunk(files[0], table, nodes) as chunk:
+                    nodes = nodes_of(chunk)
+        if nodes is None:
+            raise TraceError(f"{self.directory} holds no trace yet; give nodes=… to read it as an empty one")
+        self.node_count = nodes
+
+    def __repr__(self) -> str:
+        return f"Trace({str(self.directory)!r}, nodes={self.node_count})"
+
+    def __len__(self) -> int:
+        """Number of potential messages."""
+        rows = 0
+        for path in self._files[MESSAGES]:
+            with open_chunk(path, MESSAGES, self.node_count) as chunk:
+                rows += chunk.metadata.num_rows
+        return rows
+
+    def totals(self) -> Totals:
+        """Messages by what became of them, and payload bytes sent."""
+        return queries.count(self._chunks("status", "bytes"))
+
+    def edges(self) -> pd.DataFrame:
+        """One row per directed edge that appears, sorted by sender and receiver.
+
+        attempts counts all potential messages; sent is all but those whose link was down; bytes is what was
+        sent; delivery_rate is delivered / attempts and up_rate is 1 − link_down / attempts; delays are
+        virtual times from sending to arrival, of delivered messages.
+        """
+        sums = self._edge_sums
+        sender, receiver = np.divmod(sums.index.to_numpy(), self.node_count)
+        columns: dict[str, Any] = {"sender": sender, "receiver": receiver}
+        columns |= {name: sums[name].to_numpy() for name in queries.COUNTS}
+        attempts, delivered = columns["attempts"], columns["delivered"]
+        columns["delivery_rate"] = queries.ratio(delivered, attempts)
+        columns["up_rate"] = 1.0 - queries.ratio(columns["link_down"], attempts)
+        columns["delay_mean"] = queries.ratio(sums["delay_sum"].to_numpy(), delivered)
+        columns["delay_max"] = sums["delay_max"].to_numpy()
+        return _frame(columns)
+
+    def edge(self, sender: int, receiver: int) -> pd.DataFrame:
+        """One row per potential message from `sender` to `receiver`, in order of sent_at: all columns."""
+        found = self._where(sender=sender, receiver=receiver)
+        if not len(found):
+            outgoing = self._where(["receiver"], sender=sender)
+            receivers = np.unique(outgoing["receiver"].to_numpy()).tolist()
+            listing = ", ".join(map(str, receivers[:10])) + (", …" if len(receivers) > 10 else "")
+            raise TraceError(
+                f"edge {sender}→{receiver} does not appear in {self.directory}; "
+                f"client {sender} has edges to {listing or 'nobody'}"
+            )
+        return _to_pandas(exports.in_order(found))
+
+    def nodes(self) -> pd.DataFrame:
+        """One row per client.
+
+        steps done, messages sent by it, received (delivered to it), lost and link_down (of those it would
+        send), bytes_sent, bytes_received, busy_time (virtual time inside its steps), finished_at (end of its
+        last step), absorbed_per_step (mean number of messages that a step took in).
+        """
+        edges = self._edge_sums
+        sender, receiver = np.divmod(edges.index.to_numpy(), self.node_count)
+
+        def total(client: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
+            result: npt.NDArray[np.int64] = np.zeros(self.node_count, np.int64)
+            np.add.at(result, client, edges[name].to_numpy())
+            return result
+
+        steps = queries.client_sums(read_chunks(self._files[STEPS], STEPS, self.node_count), self.node_count)
+        return _frame(
+            {
+                "client": np.arange(self.node_count),
+                "steps": steps["steps"],
+                "sent": total(sender, "sent"),
+                "received": total(receiver, "delivered"),
+                "lost": total(sender, "lost"),
+                "link_down": total(sender, "link_down"),
+                "bytes_sent": total(sender, "bytes"),
+                "bytes_received": total(receiver, "delivered_bytes"),
+                "busy_time": steps["busy_time"],
+                "finished_at": steps["finished_at"],
+                "absorbed_per_step": steps["absorbed_per_step"],
+            }
+        )
+
+    def phases(self) -> pd.DataFrame:
+        """One row per (phase, kind), in order of their first message.
+
+        steps is the number of distinct steps in which there was one; started_at is when the first was sent,
+        ended_at when the last was sent or delivered.
+        """
+        labels, sums = self._phase_sums
+        number = sums.index.to_numpy() >> 32
+        counted = list(queries.COUNTS)
+        summed = sums[counted].groupby(number).sum()
+        result = _frame(
+            {
+                "phase": [phase for phase, _ in labels],
+                "kind": [kind for _, kind in labels],
+                "steps": np.bincount(number, minlength=len(labels)),
+                **{name: summed[name].to_numpy() for name in counted},
+                "started_at": sums["started_at"].groupby(number).min().to_numpy(),
+                "ended_at": sums["ended_at"].groupby(number).max().to_numpy(),
+            }
+        )
+        return result.sort_values("started_at", kind="stable", ignore_index=True)
+
+    def by_step(self) -> pd.DataFrame:
+        """One row per step of the senders, over all phases and kinds."""
+        _, sums = self._phase_sums
+        step = sums.index.to_numpy() & 0xFFFFFFFF
+        return sums[list(queries.COUNTS)].groupby(step).sum().rename_axis("step").reset_index()
+
+    def steps(self) -> pd.DataFrame:
+        """One row per step of a client, in the order in which they were written."""
+        chunks = read_chunks(self._files[STEPS], STEPS, self.node_count)
+        return _to_pandas(pa.concat_tables([SCHEMAS[STEPS].empty_table(), *chunks]).unify_dictionaries())
+
+    def matrix(self, quantity: str) -> npt.NDArray[Any]:
+        """A column of `edges()` as a nodes × nodes array [sender, receiver].
+
+        Where there is no edge, counts and bytes are 0, rates and delays NaN.
+        """
+        edges = self.edges()
+        known = list(edges.columns.drop(["sender", "receiver"]))
+        if quantity not in known:
+            raise UnknownNameError("quantity", quantity, known)
+        values = edges[quantity].to_numpy()
+        missing = 0 if values.dtype.kind == "i" else np.nan
+        result = np.full((self.node_count, self.node_count), missing, values.dtype)
+        result[edges["sender"], edges["receiver"]] = values
+        return result
+
+    def links_up(self, step: int) -> npt.NDArray[np.bool_]:
+        """nodes × nodes [sender, receiver]: True where the link existed at that step of the sender.
+
+        The diagonal is True: a client always reaches itself.
+        """
+        rows = self._where(["sender", "receiver", "status"], step=step)
+        if not len(rows):
+            raise TraceError(
+                f"step {step} does not appear in {self.directory}; see by_step() for those that do"
+            )
+        up = queries.status_codes(rows["status"]) != Status.LINK_DOWN
+        result: npt.NDArray[np.bool_] = np.eye(self.node_count, dtype=np.bool_)
+        result[rows["sender"].to_numpy()[up], rows["receiver"].to_numpy()[up]] = True
+        return result
+
+    def to_arrow(self) -> pa.Table:
+        """All messages as an Arrow table, sorted by sent_at, sender, receiver, step."""
+        return exports.all_messages(self._files[MESSAGES], self.node_count)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All messages, sorted by sent_at, sender, receiver, step; status, phase and kind are categories."""
+        return _to_pandas(self.to_arrow())
+
+    def to_csv(self, path: Path | str) -> None:
+        """Write all messages in the order of `to_arrow` as CSV; a null is an empty field."""
+        exports.write_csv(self._files[MESSAGES], self.node_count, Path(path))
+
+    def to_parquet(self, path: Path | str) -> None:
+        """Write all messages in the order of `to_arrow` as one Parquet file."""
+        exports.write_parquet(self._files[MESSAGES], self.node_count, Path(path))
+
+    @cached_property
+    def _edge_sums(self) -> pd.DataFrame:
+        chunks = self._chunks("sender", "receiver", *queries.SUMMED_COLUMNS)
+        return queries.sums(chunks, queries.edge_group(self.node_count))
+
+    @cached_property
+    def _phase_sums(self) -> tuple[list[tuple[str, str]], pd.DataFrame]:
+        group = queries.PhaseGroup()
+        sums = queries.sums(self._chunks("step", "phase", "kind", *queries.SUMMED_COLUMNS), group)
+        return list(group.labels), sums
+
+    def _chunks(self, *columns: str) -> Iterator[pa.Table]:
+        return read_chunks(self._files[MESSAGES], MESSAGES, self.node_count, columns)
+
+    def _where(self, columns: list[str] | None = None, **equals: int) -> pa.Table:
+        """The messages whose columns have these values, in the order of writing."""
+        files = self._files[MESSAGES]
+        if not files:
+            return SCHEMAS[MESSAGES].empty_table()
+        for path in files:
+            open_chunk(path, MESSAGES, self.node_count).close()
+        condition = [(name, "==", value) for name, value in equals.items()]
+        with reading(self.directory):
+            found = pq.read_table(
+                files,
+                columns=columns,
+                filters=condition,
+                partitioning=None,  # a run may lie in a directory called lr=0.1, which is not a column
+                page_checksum_verification=True,
+            )
+        return found.unify_dictionaries()
+
+
+def _frame(columns: dict[str, Any]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(columns)
+
+
+def _to_pandas(table: pa.Table) -> pd.DataFrame:
+    """Labels become categories; the one integer column with nulls keeps its integers."""
+    import pandas as pd
+
+    frame: pd.DataFrame = table.to_pandas()
+    if "absorbed_step" in frame:
+        values = table["absorbed_step"]
+        frame["absorbed_step"] = pd.array(values.fill_null(0).to_numpy().copy(), dtype="Int32")
+        frame.loc[values.is_null().to_numpy(), "absorbed_step"] = pd.NA
+    return frame

@@ -1,0 +1,292 @@
+"""Writes a trace while the run goes.
+
+An append only stashes references; columns are built for many appends at once when a chunk is due. When that
+is depends on the number of rows alone, never on a clock, so the same appends give the same files, byte for
+byte. A chunk is written under a temporary name and renamed: a kill at any instant leaves whole chunks only.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from asyncfed.errors import TraceError
+from asyncfed.trace.columns import (
+    DICTIONARY_COLUMNS,
+    ENCODINGS,
+    MESSAGES,
+    STATUS_NAMES,
+    STEPS,
+    Status,
+    Totals,
+    chunk_path,
+    schema_for,
+)
+from asyncfed.trace.files import chunk_files
+
+Numbers: TypeAlias = npt.NDArray[Any] | float
+"""An array with one value per row, or one number for all rows of a call."""
+
+SMALL_FLUSH = 8192
+
+
+class Position(NamedTuple):
+    """A place between chunks from which a writer can continue; plain integers, fit for a checkpoint."""
+
+    messages: int
+    steps: int
+    totals: Totals
+
+
+class TraceWriter:
+    """Appends messages and steps to the trace in `directory`.
+
+    A directory that already holds chunks is refused, unless `position` says after which of them to continue;
+    later ones are then removed.
+    """
+
+    def __init__(
+        self, directory: Path, nodes: int, chunk_rows: int = 1 << 18, position: Position | None = None
+    ) -> None:
+        if nodes < 1 or chunk_rows < 1:
+            raise ValueError(f"nodes is {nodes} and chunk_rows is {chunk_rows}; both must be at least 1")
+        self.directory = Path(directory)
+        self.nodes = nodes
+        self.chunk_rows = chunk_rows
+        self._messages = _Stash(("sender", "receiver", "status", "step", "sent_at", "arrived_at",
+                                 "absorbed_step", "weight", "bytes"))  # fmt: skip
+        self._steps = _Stash(("client", "step", "started_at", "ended_at", "absorbed"))
+        self._counted = 0
+        self._closed = False
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._next = {
+            MESSAGES: self._continue_from(MESSAGES, position and position.messages),
+            STEPS: self._continue_from(STEPS, position and position.steps),
+        }
+        self._totals = Totals(*position.totals) if position else Totals()
+
+    def messages(
+        self,
+        *,
+        sender: Numbers,
+        receiver: Numbers,
+        status: Numbers,
+        step: Numbers,
+        sent_at: Numbers,
+        arrived_at: Numbers,
+        absorbed_step: Numbers,
+        weight: Numbers,
+        bytes: Numbers,
+        phase: str,
+        kind: str,
+    ) -> None:
+        """Append one row per potential message; the caller leaves the arrays unchanged from here on.
+
+        A null is NaN (`arrived_at`, `weight`) or -1 (`absorbed_step`). What the status rules out (see
+        `columns`) becomes null, or 0 bytes, by itself, so one number may stand for delivered and undelivered
+        rows alike.
+        """
+        values = (sender, receiver, status, step, sent_at, arrived_at, absorbed_step, weight, bytes)
+        self._append(self._messages, values, (phase, kind))
+
+    def steps(
+        self,
+        *,
+        client: Numbers,
+        step: Numbers,
+        started_at: Numbers,
+        ended_at: Numbers,
+        absorbed: Numbers,
+        phase: str,
+    ) -> None:
+        """Append one row per step of a client; `absorbed` is how many messages it took in at its start."""
+        self._append(self._steps, (client, step, started_at, ended_at, absorbed), (phase,))
+
+    @property
+    def totals(self) -> Totals:
+        """Messages and bytes appended so far, written or not."""
+        self._count()
+        return self._totals
+
+    @property
+    def position(self) -> Position:
+        """Where a later writer can continue; call `flush(force=True)` first."""
+        if self._messages.pending or self._steps.pending:
+            raise ValueError(
+                "rows are pending, and a position lies between chunks; call flush(force=True) first"
+            )
+        return Position(self._next[MESSAGES], self._next[STEPS], self.totals)
+
+    def flush(self, *, force: bool = False) -> None:
+        """Write what is pending as a chunk of each table; a small amount waits for more unless `force`."""
+        if force or self._messages.pending + self._steps.pending >= SMALL_FLUSH:
+            self._write_chunks()
+
+    def close(self) -> None:
+        """Write everything that is pending; the writer takes no more rows."""
+        self._write_chunks()
+        self._closed = True
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, stash: _Stash, values: tuple[Numbers, ...], labels: tuple[str, ...]) -> None:
+        if self._closed:
+            raise ValueError(f"the trace in {self.directory} is closed; append before close()")
+        stash.append(values, labels)
+        if self._messages.pending + self._steps.pending >= self.chunk_rows:
+            self._write_chunks()
+
+    def _write_chunks(self) -> None:
+        if self._messages.pending:
+            self._count()
+            self._write(MESSAGES, _message_columns(self._messages, self.nodes))
+            self._messages.clear()
+            self._counted = 0
+        if self._steps.pending:
+            self._write(STEPS, _step_columns(self._steps, self.nodes))
+            self._steps.clear()
+
+    def _count(self) -> None:
+        fresh = slice(self._counted, None)
+        if not self._messages.rows[fresh]:
+            return
+        status = _within(self._messages, "status", len(Status), fresh)
+        payload = self._messages.numbers("bytes", np.int64, fresh)
+        by_status = np.bincount(status, minlength=len(Status))
+        sent_bytes = int(payload[status != Status.LINK_DOWN].sum())
+        self._totals = self._totals.plus(Totals.of(by_status, sent_bytes))
+        self._counted = len(self._messages.rows)
+
+    def _write(self, table: str, columns: dict[str, Any]) -> None:
+        schema = schema_for(table, self.nodes)
+        target = chunk_path(self.directory, table, self._next[table])
+        temporary = target.with_name(f".{target.name}.tmp")
+        pq.write_table(
+            pa.table([columns[name] for name in schema.names], schema=schema),
+            temporary,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in DICTIONARY_COLUMNS if name in columns],
+            column_encoding={name: ENCODINGS[name] for name in ENCODINGS if name in columns} or None,
+            row_group_size=len(columns["step"]),
+            write_page_checksum=True,
+        )
+        os.replace(temporary, target)
+        self._next[table] += 1
+
+    def _continue_from(self, table: str, number: int | None) -> int:
+        """Remove what comes after the first `number` chunks, newest first so that a kill leaves no gap."""
+        present = chunk_files(self.directory, table)
+        if present and number is None:
+            raise TraceError(
+                f"{self.directory} already holds a trace; "
+                "choose another directory, or resume from a checkpoint"
+            )
+        keep = number or 0
+        if len(present) < keep:
+            raise TraceError(
+                f"{self.directory} holds {len(present)} {table} chunks but the checkpoint counts {keep}; "
+                "the run cannot be resumed, start it anew"
+            )
+        for path in reversed(present[keep:]):
+            path.unlink()
+        return keep
+
+
+class _Stash:
+    """Rows as they were handed over, call by call."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._index = {name: position for position, name in enumerate(names)}
+        self.clear()
+
+    def clear(self) -> None:
+        self.calls: list[tuple[Numbers, ...]] = []
+        self.labels: list[tuple[str, ...]] = []
+        self.rows: list[int] = []
+        self.pending = 0
+
+    def append(self, values: tuple[Numbers, ...], labels: tuple[str, ...]) -> None:
+        sizes = {len(value) for value in values if isinstance(value, np.ndarray)}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"arrays of {sorted(sizes)} rows in one append; give equal lengths or single numbers"
+            )
+        rows = sizes.pop() if sizes else 1
+        if rows:
+            self.calls.append(values)
+            self.labels.append(labels)
+            self.rows.append(rows)
+            self.pending += rows
+
+    def numbers(self, name: str, dtype: npt.DTypeLike, calls: slice = slice(None)) -> npt.NDArray[Any]:
+        """One column over those calls, numbers repeated for the rows they stand for."""
+        position = self._index[name]
+        values = [call[position] for call in self.calls[calls]]
+        rows = self.rows[calls]
+        if not any(isinstance(value, np.ndarray) for value in values):
+            return np.repeat(np.asarray(values, dtype), rows)
+        parts = [v if isinstance(v, np.ndarray) else np.full(k, v) for v, k in zip(values, rows, strict=True)]
+        return np.concatenate(parts, dtype=dtype, casting="same_kind")
+
+    def text(self, position: int) -> pa.DictionaryArray:
+        """A column of labels; its dictionary is in order of appearance."""
+        labels = [call[position] for call in self.labels]
+        codes = {label: code for code, label in enumerate(dict.fromkeys(labels))}
+        indices = np.repeat(np.array([codes[label] for label in labels], np.int32), self.rows)
+        return pa.DictionaryArray.from_arrays(indices, pa.array(codes, pa.string()))
+
+
+def _message_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
+    status = _within(stash, "status", len(Status))
+    arrived_at = stash.numbers("arrived_at", np.float64)
+    absorbed_step = stash.numbers("absorbed_step", np.int32)
+    weight = stash.numbers("weight", np.float64)
+    down = status == Status.LINK_DOWN
+    never_arrives = down | (status == Status.LOST) | np.isnan(arrived_at)
+    not_absorbed = (status != Status.DELIVERED) | (absorbed_step < 0)
+    return {
+        "step": stash.numbers("step", np.int32),
+        "sender": _within(stash, "sender", nodes),
+        "receiver": _within(stash, "receiver", nodes),
+        "status": pa.DictionaryArray.from_arrays(status, pa.array(STATUS_NAMES)),
+        "sent_at": stash.numbers("sent_at", np.float64),
+        "arrived_at": pa.array(arrived_at, mask=never_arrives),
+        "absorbed_step": pa.array(absorbed_step, mask=not_absorbed),
+        "weight": pa.array(weight, mask=down | np.isnan(weight)),
+        "bytes": np.where(down, 0, stash.numbers("bytes", np.int64)),
+        "phase": stash.text(0),
+        "kind": stash.text(1),
+    }
+
+
+def _step_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
+    return {
+        "client": _within(stash, "client", nodes),
+        "step": stash.numbers("step", np.int32),
+        "started_at": stash.numbers("started_at", np.float64),
+        "ended_at": stash.numbers("ended_at", np.float64),
+        "absorbed": stash.numbers("absorbed", np.int32),
+        "phase": stash.text(0),
+    }
+
+
+def _within(stash: _Stash, name: str, limit: int, calls: slice = slice(None)) -> npt.NDArray[Any]:
+    values = stash.numbers(name, np.int32, calls)
+    if values.min() < 0 or values.max() >= limit:
+        culprit = values[(values < 0) | (values >= limit)][0]
+        raise ValueError(f"{name} is {culprit}; it must lie in [0, {limit})")
+    return values

@@ -1,0 +1,172 @@
+"""Partitions: disjoint, seeded, none empty, and as heterogeneous as they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asyncfed.data import (
+    IID,
+    DirichletOverClasses,
+    DirichletOverClients,
+    LabelShards,
+    Partition,
+    parse_partition,
+)
+from asyncfed.errors import DataError, UnknownNameError
+from asyncfed.rng import Streams
+
+ALL: list[Partition] = [IID(), LabelShards(2), DirichletOverClients(0.4), DirichletOverClasses(0.4)]
+
+
+def labels_of(samples: int, classes: int = 10) -> np.ndarray:
+    return np.random.default_rng(7).integers(0, classes, samples)
+
+
+def class_table(labels: np.ndarray, shares: list[np.ndarray]) -> np.ndarray:
+    return np.array([np.bincount(labels[share], minlength=int(labels.max()) + 1) for share in shares])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    samples=st.integers(60, 400),
+    clients=st.integers(1, 8),
+    seed=st.integers(0, 10**6),
+    partition=st.sampled_from([IID(), LabelShards(2), DirichletOverClients(5.0), DirichletOverClasses(0.3)]),
+)
+def test_every_sample_belongs_to_exactly_one_client(
+    samples: int, clients: int, seed: int, partition: Partition
+) -> None:
+    shares = partition.split(labels_of(samples), clients, Streams(seed))
+    assert len(shares) == clients
+    assert all(len(share) and (np.diff(share) > 0).all() for share in shares)
+    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), np.arange(samples))
+
+
+@pytest.mark.parametrize("partition", ALL, ids=lambda p: type(p).__name__)
+def test_a_partition_follows_from_the_seed_alone(partition: Partition) -> None:
+    labels = labels_of(500)
+    first, again, other = (partition.split(labels, 10, Streams(seed)) for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_iid_shares_differ_by_at_most_one_sample_and_look_alike() -> None:
+    labels = labels_of(10_003)
+    shares = IID().split(labels, 10, Streams(0))
+    assert {len(share) for share in shares} == {1000, 1001}
+    assert abs(class_table(labels, shares) / 1000 - 0.1).max() < 0.04
+
+
+def test_label_shards_give_each_client_few_labels_in_equal_amounts() -> None:
+    labels = np.repeat(np.arange(10), 600)
+    shares = LabelShards(2).split(labels, 100, Streams(0))
+    assert {len(share) for share in shares} == {60}
+    table = class_table(labels, shares)
+    assert ((table > 0).sum(1) <= 2).all()
+    assert set(table[table > 0]) == {30, 60}
+
+
+def test_a_small_alpha_over_clients_gives_a_class_to_few() -> None:
+    labels = np.repeat(np.arange(10), 1000)
+    shares_of_largest = {}
+    for alpha in (0.05, 100.0):
+        table = class_table(labels, DirichletOverClients(alpha).split(labels, 8, Streams(1)))
+        shares_of_largest[alpha] = (table.max(0) / table.sum(0)).mean()
+    assert shares_of_largest[0.05] > 0.6
+    assert shares_of_largest[100.0] < 0.2
+
+
+def test_dirichlet_over_clients_has_the_variance_of_its_distribution() -> None:
+    n, alpha = 20, 0.7
+    labels = np.repeat(np.arange(100), 1000)
+    proportions = class_table(labels, DirichletOverClients(alpha).split(labels, n, Streams(2))) / 1000
+    # A component of a symmetric Dirichlet has variance (1/n)(1 − 1/n)/(nα + 1).
+    expected = (1 / n) * (1 - 1 / n) / (n * alpha + 1)
+    assert proportions.mean() == pytest.approx(1 / n)
+    assert proportions.var() == pytest.approx(expected, rel=0.15)
+
+
+def test_dirichlet_over_classes_gives_everybody_the_same_number_of_samples() -> None:
+    labels = labels_of(5000)
+    shares = DirichletOverClasses(0.1, samples=40).split(labels, 50, Streams(0))
+    assert {len(share) for share in shares} == {40}
+    assert len(np.unique(np.concatenate(shares))) == 2000
+    table = class_table(labels, shares)
+    assert (table.max(1) / 40).mean() > 0.6
+    even = class_table(labels, DirichletOverClasses(1000.0, samples=40).split(labels, 50, Streams(0)))
+    assert (even.max(1) / 40).mean() < 0.3
+
+
+def test_dirichlet_over_classes_goes_on_with_what_is_left_when_classes_run_out() -> None:
+    labels = np.array([0] * 5 + [1] * 95)
+    shares = DirichletOverClasses(0.01).split(labels, 7, Streams(0))
+    assert sorted(len(share) for share in shares) == [14, 14, 14, 14, 14, 15, 15]
+    assert len(np.unique(np.concatenate(shares))) == 100
+
+
+def test_min_samples_redraws_until_it_holds() -> None:
+    labels = labels_of(400)
+    sizes = [len(s) for s in DirichletOverClients(0.3).split(labels, 10, Streams(12))]
+    enough = [len(s) for s in DirichletOverClients(0.3, min_samples=15).split(labels, 10, Streams(12))]
+    assert min(sizes) < 15 <= min(enough)
+
+
+def test_a_client_that_stays_empty_is_named_with_a_remedy() -> None:
+    labels = np.zeros(30, dtype=np.int64)
+    with pytest.raises(DataError, match=r"client \d+ got 0 samples.*larger alpha, fewer clients"):
+        DirichletOverClients(0.01).split(labels, 20, Streams(0))
+
+
+@pytest.mark.parametrize("partition", ALL, ids=lambda p: type(p).__name__)
+def test_more_clients_than_samples_are_refused(partition: Partition) -> None:
+    with pytest.raises(DataError, match="11 clients with at least 1 samples each need 11, there are 10"):
+        partition.split(labels_of(10), 11, Streams(0))
+    with pytest.raises(DataError, match="clients is 0"):
+        partition.split(labels_of(10), 0, Streams(0))
+
+
+def test_values_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(DataError, match="alpha of a Dirichlet partition is 0"):
+        DirichletOverClients(0)
+    with pytest.raises(DataError, match=r"alpha of a Dirichlet partition is -1\.0"):
+        DirichletOverClasses(-1.0)
+    with pytest.raises(DataError, match="per_client is 0"):
+        LabelShards(0)
+    with pytest.raises(DataError, match="samples is 0"):
+        DirichletOverClasses(1.0, samples=0)
+    with pytest.raises(DataError, match="min_samples is 0"):
+        DirichletOverClients(1.0, min_samples=0)
+    with pytest.raises(DataError, match="6 clients with 2 shards each need 12 samples, there are 10"):
+        LabelShards(2).split(labels_of(10), 6, Streams(0))
+    with pytest.raises(DataError, match="4 clients with at least 3 samples each need 12, there are 10"):
+        DirichletOverClasses(1.0, samples=3).split(labels_of(10), 4, Streams(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("iid", IID()),
+        ("shards", LabelShards(2)),
+        ("shards:3", LabelShards(3)),
+        ("dirichlet:0.4", DirichletOverClients(0.4)),
+        ("dirichlet-classes:0.01", DirichletOverClasses(0.01)),
+    ],
+)
+def test_partitions_can_be_written_as_text(text: str, expected: Partition) -> None:
+    assert parse_partition(text) == expected
+
+
+def test_a_text_that_names_no_partition_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match="unknown partition 'dirichet'; did you mean 'dirichlet'"):
+        parse_partition("dirichet:0.4")
+    with pytest.raises(DataError, match="'' is not a number; write for instance"):
+        parse_partition("dirichlet")
+    with pytest.raises(DataError, match="alpha of a Dirichlet partition is -1"):
+        parse_partition("dirichlet:-1")
+    with pytest.raises(DataError, match="'x' is not a number"):
+        parse_partition("shards:x")
+    with pytest.raises(DataError, match="'3' is not expected; write just 'iid'"):
+        parse_partition("iid:3")

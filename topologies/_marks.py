@@ -1,0 +1,210 @@
+"""What every generator shares: checked numbers, marks on edges, and one canonical form of a graph.
+
+The canonical form (nodes 0..n-1 in order, edges sorted, no self-loops) is what makes "the k-th edge" mean
+something, and so what lets a random mark be drawn by position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral, Real
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.errors import TopologyError
+from asyncfed.rng import Streams
+
+Edge: TypeAlias = tuple[int, int]
+EdgeFunction: TypeAlias = Callable[[int, int], float]
+Probability: TypeAlias = (
+    float | tuple[float, float] | EdgeFunction | Mapping[Edge, float] | npt.NDArray[np.floating[Any]]
+)
+
+_ALLOWED: dict[str, tuple[Callable[[float], bool], str]] = {
+    "probability": (lambda x: 0 < x <= 1, "lie in (0, 1]; leave out an edge that never exists"),
+    "latency": (lambda x: 0 <= x < math.inf, "be finite and at least 0"),
+    "bandwidth": (lambda x: 0 < x < math.inf, "be finite and above 0; leave it out where it has no limit"),
+    "loss": (lambda x: 0 <= x < 1, "lie in [0, 1); leave out an edge that loses everything"),
+}
+MARKS = tuple(_ALLOWED)
+
+
+def plain(value: object) -> object:
+    """A numpy scalar as the Python number it stands for, so that it prints and saves as one."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def whole_number(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise TopologyError(f"{name} is {plain(value)!r}; it must be a whole number of at least {least}")
+    return int(value)
+
+
+def seeded(seed: object) -> Streams:
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TopologyError(f"seed is {plain(seed)!r}; it must be a whole number")
+    return Streams(int(seed))
+
+
+def real_number(name: str, value: object, low: float, high: float, allowed: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
+        raise TopologyError(f"{name} is {plain(value)!r}; it must {allowed}")
+    return float(value)
+
+
+def checked_mark(mark: str, value: object, where: str = "") -> float:
+    """The value as a float, or an error that names the mark, the place and what is allowed."""
+    holds, allowed = _ALLOWED[mark]
+    if isinstance(value, bool) or not isinstance(value, Real) or not holds(float(value)):
+        raise TopologyError(f"{mark}{where and f' of {where}'} is {plain(value)!r}; it must {allowed}")
+    return float(value)
+
+
+def edge_name(edge: Edge, directed: bool) -> str:
+    return f"edge {edge[0]}{'→' if directed else '–'}{edge[1]}"
+
+
+def check_marks(graph: nx.Graph) -> None:
+    """Refuse a graph with a mark out of its range; marks that are absent are no concern here."""
+    for i, j, data in graph.edges(data=True):
+        for mark in MARKS:
+            if mark in data:
+                checked_mark(mark, data[mark], edge_name((i, j), graph.is_directed()))
+
+
+def canonical(graph: nx.Graph, directed: bool | None = None) -> nx.Graph:
+    """A copy with nodes 0..n-1 in order, sorted edges and no self-loops.
+
+    Integer labels keep their order, any others are numbered as the graph lists them. `directed=True` splits
+    an undirected edge into its two directions. The copy has no recipe: it is made to be changed.
+    """
+    if not isinstance(graph, nx.Graph):
+        raise TopologyError(f"{graph!r} is no network; give a networkx Graph or DiGraph")
+    if graph.is_multigraph():
+        raise TopologyError(
+            f"{graph} may have parallel edges; a link is single: convert it to a Graph or DiGraph first"
+        )
+    labels = list(graph)
+    if not labels:
+        raise TopologyError("the graph has no nodes; a network needs at least 1 client")
+    if all(isinstance(label, Integral) for label in labels):
+        labels.sort()
+    number = {label: k for k, label in enumerate(labels)}
+    split = directed is True and not graph.is_directed()
+    directed = graph.is_directed() if directed is None else directed
+
+    edges = []
+    for sender, receiver, data in graph.edges(data=True):
+        i, j = number[sender], number[receiver]
+        if i == j:
+            continue
+        edges.append((i, j, dict(data)) if directed or i < j else (j, i, dict(data)))
+        if split:
+            edges.append((j, i, dict(data)))
+    edges.sort(key=itemgetter(0, 1))
+
+    copy = nx.DiGraph() if directed else nx.Graph()
+    copy.graph.update((key, value) for key, value in graph.graph.items() if key != "recipe")
+    if "server" in copy.graph:
+        if copy.graph["server"] not in number:
+            raise TopologyError(
+                f"the server {copy.graph['server']!r} is not a node of the graph; name one that is"
+            )
+        copy.graph["server"] = number[copy.graph["server"]]
+    copy.add_nodes_from((number[label], dict(graph.nodes[label])) for label in labels)
+    copy.add_edges_from(edges)
+    return copy
+
+
+def certain(graph: nx.Graph, name: str) -> nx.Graph:
+    """The graph in canonical form, every edge present at every step."""
+    network = canonical(graph)
+    nx.set_edge_attributes(network, 1.0, "probability")
+    network.graph["name"] = name
+    return network
+
+
+def count_of_clients(n: int) -> str:
+    return f"{n} client{'s' if n != 1 else ''}"
+
+
+def probabilities(
+    rule: object, edges: Sequence[Edge], n: int, directed: bool, streams: Streams, start: int = 0
+) -> list[float]:
+    """One probability per edge; a range is drawn by position, the first edge standing at `start`."""
+    if callable(rule):
+        return [checked_mark("probability", rule(*edge), edge_name(edge, directed)) for edge in edges]
+    if isinstance(rule, Mapping):
+        return _from_mapping(rule, edges, directed)
+    if isinstance(rule, np.ndarray):
+        return _from_matrix(rule, edges, n, directed)
+    if isinstance(rule, (tuple, list)):
+        low, high = _checked_range(rule)
+        draws = streams.uniforms("topology probability", 0, start, start + len(edges))
+        return [float(p) for p in np.minimum(low + (high - low) * draws, high)]  # rounding may pass `high`
+    if isinstance(rule, Real):
+        return [checked_mark("probability", rule)] * len(edges)
+    raise TopologyError(
+        f"probability is {rule!r}; it must be a number in (0, 1], a range (low, high), a function of "
+        "(sender, receiver), a mapping {(sender, receiver): probability} or an n×n array"
+    )
+
+
+def _checked_range(rule: Sequence[object]) -> tuple[float, float]:
+    if len(rule) != 2:
+        raise TopologyError(
+            f"probability range {tuple(rule)!r} has {len(rule)} entries; it must be (low, high)"
+        )
+    low, high = (checked_mark("probability", bound, f"range {tuple(map(plain, rule))!r}") for bound in rule)
+    if low > high:
+        raise TopologyError(
+            f"probability range ({low}, {high}) has low > high; write ({high}, {low}) if that is meant"
+        )
+    return low, high
+
+
+def _from_mapping(rule: Mapping[Any, object], edges: Sequence[Edge], directed: bool) -> list[float]:
+    given: dict[Edge, float] = {}
+    known = set(edges)
+    for key, value in rule.items():
+        edge: Edge = key
+        if not directed and isinstance(key, tuple) and key not in known:
+            edge = key[::-1]  # {j, i} is the edge {i, j}
+        if edge not in known:
+            raise TopologyError(
+                f"probability is given for {key!r}, which is not an edge; keys are edges (sender, receiver)"
+            )
+        p = checked_mark("probability", value, edge_name(edge, directed))
+        if given.setdefault(edge, p) != p:
+            raise TopologyError(
+                f"probability of {edge_name(edge, directed)} is given as {given[edge]} and as {p}; "
+                "an undirected edge has one: give it once, or use stochastic_directed"
+            )
+    for edge in edges:
+        if edge not in given:
+            raise TopologyError(
+                f"{edge_name(edge, directed)} has no probability in the mapping; "
+                "add it, or pass a base graph without that edge"
+            )
+    return [given[edge] for edge in edges]
+
+
+def _from_matrix(rule: npt.NDArray[Any], edges: Sequence[Edge], n: int, directed: bool) -> list[float]:
+    if rule.shape != (n, n):
+        raise TopologyError(
+            f"the array of probabilities has shape {rule.shape}; it must be ({n}, {n}), [sender, receiver]"
+        )
+    values = []
+    for i, j in edges:
+        if not directed and rule[i, j] != rule[j, i] and rule[i, j] == rule[i, j]:
+            raise TopologyError(
+                f"probability of {edge_name((i, j), directed)} is given as {rule[i, j]} and as {rule[j, i]}; "
+                "an undirected edge has one: make the array symmetric, or use stochastic_directed"
+            )
+        values.append(checked_mark("probability", rule[i, j], edge_name((i, j), directed)))
+    return values

@@ -1,0 +1,92 @@
+"""How a graph was made, as data: a generator's name and its arguments, enough to make the graph again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec
+
+import networkx as nx
+
+from asyncfed.errors import TopologyError, UnknownNameError
+from topologies._marks import plain
+
+P = ParamSpec("P")
+
+GENERATORS: dict[str, Callable[..., nx.Graph]] = {}
+_NOT_PLAIN = object()
+
+
+def generator(function: Callable[P, nx.Graph]) -> Callable[P, nx.Graph]:
+    """Register a generator, and let it note in the graph how it was called where its arguments are plain."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def noting(*args: P.args, **kwargs: P.kwargs) -> nx.Graph:
+        graph = function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: _as_json(value) for name, value in bound.arguments.items()}
+        graph.graph.pop("recipe", None)
+        if _NOT_PLAIN not in arguments.values():
+            graph.graph["recipe"] = json.dumps({"generator": function.__name__, "arguments": arguments})
+        return graph
+
+    GENERATORS[function.__name__] = noting
+    return noting
+
+
+def from_recipe(recipe: str | Mapping[str, Any]) -> nx.Graph:
+    """Make a graph again from what `graph.graph["recipe"]` says about it.
+
+    Parameters
+    ----------
+    recipe : str or mapping
+        ``{"generator": name, "arguments": {...}}``, or that as JSON. Arguments left out take their defaults.
+
+    Raises
+    ------
+    UnknownNameError
+        For a generator or an argument that does not exist.
+    TopologyError
+        For anything else that is not a recipe.
+    """
+    if isinstance(recipe, str):
+        try:
+            recipe = json.loads(recipe)
+        except ValueError as error:
+            raise TopologyError(f"the recipe {recipe!r} is not JSON: {error}") from error
+    match recipe:
+        case {"generator": str(name), "arguments": {**arguments}}:
+            pass
+        case _:
+            raise TopologyError(
+                f"the recipe is {recipe!r}; "
+                'it must look like {"generator": "ring", "arguments": {"n": 8}}'
+            )
+    if name not in GENERATORS:
+        raise UnknownNameError("topology generator", name, GENERATORS)
+    parameters = inspect.signature(GENERATORS[name]).parameters
+    for argument in arguments:
+        if argument not in parameters:
+            raise UnknownNameError(f"argument of {name}", str(argument), parameters)
+    for parameter in parameters.values():
+        if parameter.default is parameter.empty and parameter.name not in arguments:
+            raise TopologyError(
+                f"the recipe for {name} lacks the argument {parameter.name!r}; add it to the arguments"
+            )
+    # JSON has no tuples: a list in a recipe was one.
+    values = {str(key): tuple(v) if isinstance(v, list) else v for key, v in arguments.items()}
+    return GENERATORS[name](**values)
+
+
+def _as_json(value: object) -> object:
+    value = plain(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (tuple, list)):
+        entries = [_as_json(entry) for entry in value]
+        return _NOT_PLAIN if _NOT_PLAIN in entries else entries
+    return _NOT_PLAIN
