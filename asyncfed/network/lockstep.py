@@ -71,27 +71,21 @@ class LockstepTimeline:
             lost = up & network.lost(self._streams, step)
             status[lost] = Status.LOST
             arrives = up & ~lost
-        self._record(step, at, up, arrives, status, weights)
+        if network.edges:
+            self._recorder.messages(
+                sender=network.senders,
+                receiver=network.receivers,
+                status=status,
+                step=step,
+                sent_at=at,
+                arrived_at=at,
+                absorbed_step=step + 1,
+                weight=weights,
+                bytes=self._talk.message_bytes,
+                phase=self._talk.phase,
+                kind=self._talk.kind,
+            )
         return self._absorption(step, arrives, weights, kept)
-
-    def _record(self, step: int, at: float, up: BoolArray, arrives: BoolArray, status: object, weights: FloatArray) -> None:
-        network = self._network
-        if not network.edges:
-            return
-        all_arrive = network.lossless
-        self._recorder.messages(
-            sender=network.senders,
-            receiver=network.receivers,
-            status=status,
-            step=step,
-            sent_at=at,
-            arrived_at=np.where(up if all_arrive else arrives, at, np.nan),
-            absorbed_step=np.where(arrives, step + 1, -1),
-            weight=np.where(up, weights, np.nan),
-            bytes=np.where(up, self._talk.message_bytes, 0),
-            phase=self._talk.phase,
-            kind=self._talk.kind,
-        )
 
     def _absorption(self, step: int, arrives: BoolArray, weights: FloatArray, kept: FloatArray) -> Absorption:
         here = np.concatenate([arrives, np.ones(self._network.n, dtype=np.bool_)])[self._order]

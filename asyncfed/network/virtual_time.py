@@ -217,8 +217,8 @@ class VirtualTimeline:
                 sent_at=now,
                 arrived_at=np.nan,
                 absorbed_step=-1,
-                weight=np.where(sent, weights[failed], np.nan),
-                bytes=np.where(sent, self._talk.message_bytes, 0),
+                weight=weights[failed],
+                bytes=self._talk.message_bytes,
                 phase=self._talk.phase,
                 kind=self._talk.kind,
             )

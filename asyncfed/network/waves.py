@@ -58,7 +58,10 @@ class Snapshot:
 
 
 class Recorder(Protocol):
-    """Where a timeline reports messages and steps; arrays are not changed after they are handed over."""
+    """Where a timeline reports messages and steps; arrays are not changed after they are handed over.
+
+    A column that a status leaves empty (the arrival of a lost message, say) may be given all the same.
+    """
 
     def messages(
         self,

@@ -38,23 +38,20 @@ _DENSE_SHARE = 0.2  # and below this share of non-zero weights
 
 
 @dataclass(frozen=True, eq=False)
-class RemotePart:
-    """Weights for the rows of a payload that another block emitted: y[rows] += weights · payload[columns]."""
-
-    rows: IntArray
-    columns: IntArray
-    weights: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
 class Incoming:
-    """What some clients of a block absorb: rows of its own pool by serial, and parts of payloads from elsewhere."""
+    """What some clients of a block absorb: rows of its own pool by serial, and rows of payloads from other blocks.
+
+    Of payload p from elsewhere, y[remote_rows[a:b]] += remote_weights[a:b] · payload[remote_columns[a:b]] with a, b = remote_first[p : p + 2].
+    """
 
     rows: IntArray  # places in the block
     indptr: IntArray
     sources: IntArray
     weights: FloatArray
-    remote: tuple[RemotePart, ...] = ()
+    remote_first: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    remote_rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    remote_columns: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    remote_weights: FloatArray = field(default_factory=lambda: np.zeros(0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,8 +183,8 @@ class Block:
         for key in self._residue:
             start = self._start(key, incoming.rows, consume=consume)
             own = self._own_sum(key, incoming, slots, start)
-            for part, payload in zip(incoming.remote, remote, strict=True):
-                _add_part(own, part, payload[key])
+            for place, payload in enumerate(remote):
+                _add_rows(own, incoming, slice(*incoming.remote_first[place : place + 2]), payload[key])
             result[key] = own
         return result
 
@@ -363,13 +360,14 @@ class Block:
                 raise DivergenceError(client, int(wave.steps[row]), quantity, float(values[row]))
 
 
-def _add_part(total: torch.Tensor, part: RemotePart, payload: torch.Tensor) -> None:
+def _add_rows(total: torch.Tensor, incoming: Incoming, part: slice, payload: torch.Tensor) -> None:
     payload = payload.to(total.device)
-    if len(part.weights) == 1:
-        total[int(part.rows[0])].add_(payload[int(part.columns[0])], alpha=float(part.weights[0]))
+    rows, columns, weights = incoming.remote_rows[part], incoming.remote_columns[part], incoming.remote_weights[part]
+    if len(weights) == 1:
+        total[int(rows[0])].add_(payload[int(columns[0])], alpha=float(weights[0]))
         return
     matrix = np.zeros((len(total), len(payload)))
-    matrix[part.rows, part.columns] = part.weights
+    matrix[rows, columns] = weights
     total.addmm_(torch.from_numpy(matrix).to(total), payload)
 
 

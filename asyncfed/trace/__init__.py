@@ -1,6 +1,7 @@
 """The record of a run: every potential message on every edge, in columns."""
 
-from asyncfed.trace.columns import STATUS_NAMES, Status, Totals
+from asyncfed.network.waves import Status
+from asyncfed.trace.columns import STATUS_NAMES, Totals
 from asyncfed.trace.reader import Trace
 from asyncfed.trace.writer import Position, TraceWriter
 

@@ -16,7 +16,6 @@ The status of a message decides which of its columns hold a value:
 
 from __future__ import annotations
 
-from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,19 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncfed.network.waves import Status
+
 FORMAT = "asyncfed-trace"
 VERSION = "1"
 MESSAGES = "messages"
 STEPS = "steps"
-
-
-class Status(IntEnum):
-    """What became of a potential message."""
-
-    DELIVERED = 0
-    LOST = 1
-    LINK_DOWN = 2
-    IN_FLIGHT = 3
 
 
 STATUS_NAMES = tuple(status.name.lower() for status in Status)

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncfed.errors import TraceError
+from asyncfed.network.waves import Status
 from asyncfed.trace.columns import (
     DICTIONARY_COLUMNS,
     ENCODINGS,
     MESSAGES,
     STATUS_NAMES,
     STEPS,
-    Status,
     Totals,
     chunk_path,
     schema_for,

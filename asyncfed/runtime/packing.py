@@ -1,0 +1,80 @@
+"""The rules by which clients are put into actors and actors onto devices. No Ray here, so that they can be tested anywhere.
+
+One client per actor is the default. An actor costs about 200 MiB before it holds anything (an interpreter and torch), so n actors
+need n · (200 MiB + their clients' bytes); where that exceeds 80% of the memory at hand, the clients are packed evenly into one actor per core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from asyncfed.errors import ScenarioError
+
+ACTOR_BYTES = 200 * 2**20
+USABLE = 0.8
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Contiguous ranges of clients, one per actor, and why."""
+
+    ranges: tuple[tuple[int, int], ...]
+    note: str
+
+    @property
+    def actors(self) -> int:
+        return len(self.ranges)
+
+    @property
+    def clients_per_actor(self) -> int:
+        return max(stop - start for start, stop in self.ranges)
+
+
+def pack(
+    clients: int, clients_per_actor: int | Literal["auto"], *, memory: float, client_bytes: float, cores: int
+) -> Packing:
+    """Which clients share an actor."""
+    if clients_per_actor != "auto":
+        return Packing(_ranges(clients, -(-clients // clients_per_actor)), "")
+    needed = clients * (ACTOR_BYTES + client_bytes)
+    if needed <= USABLE * memory:
+        return Packing(_ranges(clients, clients), "")
+    actors = min(clients, max(1, cores))
+    note = (
+        f"{clients} actors would need about {needed / 2**30:.1f} GiB and {USABLE * memory / 2**30:.1f} GiB are free for them, so the clients "
+        f"share {actors} actors, one per core; clients_per_actor=1 forces one each"
+    )
+    return Packing(_ranges(clients, actors), note)
+
+
+def _ranges(clients: int, actors: int) -> tuple[tuple[int, int], ...]:
+    """As even as can be: sizes differ by at most one."""
+    size, more = divmod(clients, actors)
+    stops = [(a + 1) * size + min(a + 1, more) for a in range(actors)]
+    return tuple(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def gpus_per_actor(device: str, gpus: float, actors: int) -> float:
+    """The share of a GPU that each actor asks Ray for: whole GPUs while they last, then equal fractions, so that as many actors
+    as necessary sit on each; none where there is no GPU or none is wanted."""
+    if device == "cpu":
+        return 0.0
+    if gpus < 1:
+        if device != "auto":
+            raise ScenarioError(f"device is {device!r}, but the Ray cluster has no GPU; use device='cpu' or 'auto'")
+        return 0.0
+    if actors <= gpus:
+        return 1.0
+    together = -(-actors // int(gpus))
+    return int(10_000 / together) / 10_000  # Ray counts in ten-thousandths
+
+
+def cpus_per_actor(cores: float, actors: int) -> float:
+    """The share of a core that each actor asks Ray for, so that all of them find a place."""
+    return min(1.0, max(1, int(10_000 * cores / actors)) / 10_000)
+
+
+def threads_per_actor(cores: float, actors: int) -> int:
+    """Torch threads inside each actor."""
+    return max(1, int(cores) // actors)

@@ -1,0 +1,284 @@
+"""The Ray backend: every block of clients in an actor, by default one client each.
+
+The driver knows the timeline and never sees a payload. For each wave it sends every actor concerned its part of the wave, with references to the
+payloads it absorbs; Ray starts the step when these exist and moves their bytes from actor to actor. An actor's payload of a wave is one object in the store, put
+there once, whoever reads it. The driver keeps a reference for as long as the timeline says that somebody may still absorb it, and stays a few waves
+ahead of the slowest report, no more, which bounds the memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import ray
+import torch
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from asyncfed.errors import ActorLostError, AsyncfedError, RunError
+from asyncfed.network.serials import SerialTable
+from asyncfed.network.waves import Absorption, Snapshot, Wave
+from asyncfed.problems.derivatives import Derivatives
+from asyncfed.problems.problem import Problem
+from asyncfed.protocols.phase import Phase, Tensors
+from asyncfed.runtime.backend import Placement
+from asyncfed.runtime.block import Block, BlockWave, Incoming, Measurement
+from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
+
+IntArray = npt.NDArray[np.int64]
+Arrays = dict[str, npt.NDArray[Any]]
+T = TypeVar("T")
+
+_WAVES_AHEAD = 3
+_NOTHING = np.zeros(0, dtype=np.int64)
+
+
+class _Client:
+    """What an actor holds: a block, on its device."""
+
+    def __init__(self, problem: Problem, clients: IntArray, seed: int, dtype: torch.dtype, device: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        # Payloads from other actors are read where they lie in the object store, which is read-only; nobody writes to them.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+        self._block = Block(problem, clients, seed=seed, dtype=dtype, device=device)
+
+    def begin(self, phase: Phase) -> int:
+        return self._block.begin(phase)
+
+    def run(self, wave: BlockWave, *remote: Arrays) -> tuple[Arrays, dict[str, npt.NDArray[np.float64]]]:
+        payload, report = self._block.run(wave, _tensors(remote))
+        return {key: value.cpu().numpy() for key, value in payload.items()}, report
+
+    def measure(self, incoming: Incoming, *remote: Arrays) -> Measurement:
+        return self._block.measure(incoming, _tensors(remote))
+
+    def finish(self, incoming: Incoming, *remote: Arrays) -> None:
+        self._block.finish(incoming, _tensors(remote))
+
+    def final(self) -> Arrays:
+        return {key: value.cpu().numpy() for key, value in self._block.carried.items()}
+
+
+class RayBackend:
+    """Actors on a Ray cluster, on this machine or elsewhere."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        device: str,
+        clients_per_actor: int | Literal["auto"],
+        address: str | None,
+    ) -> None:
+        _connect(address)
+        resources = ray.cluster_resources()
+        cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
+        packing = pack(
+            problem.clients,
+            clients_per_actor,
+            memory=resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0),
+            client_bytes=_client_bytes(problem, dtype),
+            cores=int(cores),
+        )
+        self._actors: list[Any] = []
+        self._ranges = packing.ranges
+        self._starts = np.array([start for start, _ in packing.ranges] + [problem.clients], dtype=np.int64)
+        share = gpus_per_actor(device, gpus, packing.actors)
+        actor_device = "cuda" if share else "cpu"
+        threads = threads_per_actor(cores, packing.actors)
+        actor_class = ray.remote(_Client).options(
+            num_cpus=cpus_per_actor(cores, packing.actors), num_gpus=share, scheduling_strategy="SPREAD"
+        )
+        self.placement = Placement("ray", packing.actors, packing.clients_per_actor, actor_device, packing.note)
+        self._payloads = SerialTable("object", "row")
+        self._objects: dict[int, Any] = {}  # references to payloads, by number
+        self._living: dict[int, int] = {}  # payload rows of each object that may still be absorbed
+        self._owner: dict[int, int] = {}
+        self._next_object = 0
+        self._to_release: list[list[int]] = []
+        self._outstanding: deque[tuple[int, Any]] = deque()
+        self._reports: list[dict[str, npt.NDArray[np.float64]]] = []
+        try:
+            for start, stop in packing.ranges:
+                clients = np.arange(start, stop, dtype=np.int64)
+                mine = replace(problem, data=problem.data.select(clients))
+                self._actors.append(actor_class.remote(mine, clients, seed, dtype, actor_device, threads))
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, phase: Phase) -> int:
+        self._drain()
+        self._payloads = SerialTable("object", "row")
+        self._objects, self._living, self._owner = {}, {}, {}
+        self._to_release = [[] for _ in self._actors]
+        return int(self._all(lambda actor, _: actor.begin.remote(phase))[0])
+
+    def run(self, wave: Wave) -> None:
+        absorption = wave.absorption
+        cuts = np.searchsorted(absorption.clients, self._starts)
+        submitted: list[tuple[int, int, int]] = []
+        for place in np.flatnonzero(np.diff(cuts)).tolist():
+            first, last = int(cuts[place]), int(cuts[place + 1])
+            incoming, references = self._incoming(absorption, place, first, last)
+            released = np.array(self._to_release[place], dtype=np.int64)
+            self._to_release[place] = []
+            part = BlockWave(incoming, wave.steps[first:last], wave.emits[first:last], released)
+            payload, report = self._actors[place].run.options(num_returns=2).remote(part, *references)
+            number = self._next_object
+            self._next_object += 1
+            self._objects[number], self._living[number], self._owner[number] = payload, last - first, place
+            submitted.append((number, first, last))
+            self._outstanding.append((place, report))
+        for number, first, last in submitted:
+            self._payloads.add(wave.emits[first:last], object=number, row=np.arange(last - first))
+        self._release(wave.released)
+        while len(self._outstanding) > _WAVES_AHEAD * len(self._actors):
+            self._collect()
+
+    def reports(self) -> dict[str, npt.NDArray[np.float64]]:
+        self._drain()
+        collected: dict[str, list[npt.NDArray[np.float64]]] = {}
+        for report in self._reports:
+            for name, values in report.items():
+                collected.setdefault(name, []).append(values)
+        self._reports = []
+        return {name: np.concatenate(pieces) for name, pieces in collected.items()}
+
+    def measure(self, snapshot: Snapshot) -> list[Measurement]:
+        self._drain()
+        return self._all(lambda actor, place: actor.measure.remote(*self._everything(snapshot.absorption, place)))
+
+    def finish(self, absorption: Absorption) -> None:
+        self._drain()
+        self._all(lambda actor, place: actor.finish.remote(*self._everything(absorption, place)))
+
+    def final(self) -> Tensors:
+        parts: list[Arrays] = self._all(lambda actor, _: actor.final.remote())
+        return {key: torch.from_numpy(np.concatenate([part[key] for part in parts])) for key in parts[0]}
+
+    def close(self) -> None:
+        self._objects, self._outstanding = {}, deque()
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor, no_restart=True)
+        self._actors = []
+
+    # --- plans ---------------------------------------------------------------------------------------------------------
+
+    def _everything(self, absorption: Absorption, place: int) -> tuple[Any, ...]:
+        incoming, references = self._incoming(absorption, place, *self._ranges[place])
+        return incoming, *references
+
+    def _incoming(self, absorption: Absorption, place: int, first: int, last: int) -> tuple[Incoming, list[Any]]:
+        """The absorption of rows first:last, which belong to the actor at `place`, and the payloads it needs from others."""
+        lo, hi = int(absorption.indptr[first]), int(absorption.indptr[last])
+        rows = absorption.clients[first:last] - self._ranges[place][0]
+        sources, weights = absorption.sources[lo:hi], absorption.weights[lo:hi]
+        row_of = np.repeat(np.arange(last - first), np.diff(absorption.indptr[first : last + 1]))
+        objects = self._payloads.get("object", sources) if len(sources) else _NOTHING
+        numbers, which = np.unique(objects, return_inverse=True)
+        foreign = np.array([self._owner[number] != place for number in numbers.tolist()], dtype=np.bool_)
+        away = foreign[which] if len(which) else np.zeros(0, dtype=np.bool_)
+        home = ~away
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(row_of[home], minlength=last - first))]).astype(np.int64)
+        away_at = np.flatnonzero(away)
+        order = away_at[np.argsort(objects[away_at], kind="stable")]
+        wanted, counts = np.unique(objects[order], return_counts=True)
+        incoming = Incoming(
+            rows,
+            indptr,
+            sources[home],
+            weights[home],
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            row_of[order],
+            self._payloads.get("row", sources[order]) if len(order) else _NOTHING,
+            weights[order],
+        )
+        return incoming, [self._objects[number] for number in wanted.tolist()]
+
+    def _release(self, serials: IntArray) -> None:
+        if not len(serials):
+            return
+        objects = self._payloads.get("object", serials).tolist()
+        for serial, number in zip(serials.tolist(), objects, strict=True):
+            self._to_release[self._owner[number]].append(serial)
+            self._living[number] -= 1
+            if not self._living[number]:
+                del self._objects[number], self._living[number], self._owner[number]
+        self._payloads.forget(serials)
+
+    # --- waiting -------------------------------------------------------------------------------------------------------
+
+    def _all(self, call: Callable[[Any, int], Any]) -> list[Any]:
+        references = [call(actor, place) for place, actor in enumerate(self._actors)]
+        return [self._get(place, reference) for place, reference in enumerate(references)]
+
+    def _collect(self) -> None:
+        place, reference = self._outstanding.popleft()
+        self._reports.append(self._get(place, reference))
+
+    def _drain(self) -> None:
+        while self._outstanding:
+            self._collect()
+
+    def _get(self, place: int, reference: Any) -> Any:
+        try:
+            return ray.get(reference)
+        except RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, AsyncfedError):
+                raise cause from None
+            if isinstance(cause, RayActorError):
+                raise self._lost(place) from None
+            raise RunError(f"a step failed in the actor of clients {self._named(place)}:\n{error}") from None
+        except RayActorError:
+            raise self._lost(place) from None
+        except RayError as error:
+            raise RunError(f"Ray failed while clients {self._named(place)} were at work: {error}") from None
+
+    def _lost(self, place: int) -> ActorLostError:
+        return ActorLostError(
+            f"the actor of clients {self._named(place)} died (killed, or out of memory); "
+            "what was recorded so far is kept; run again, with more clients per actor if memory was short"
+        )
+
+    def _named(self, place: int) -> str:
+        start, stop = self._ranges[place]
+        return f"{start}" if stop == start + 1 else f"{start} to {stop - 1}"
+
+
+def _connect(address: str | None) -> None:
+    """Use the Ray this process is connected to, connect to the given cluster, or start Ray here."""
+    if ray.is_initialized():
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address is not None:
+        try:
+            ray.init(address=address, **options)
+        except (ConnectionError, RuntimeError) as error:
+            raise RunError(f"cannot reach a Ray cluster at {address!r}: {error}; start one with `ray start --head`") from None
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(address="local", include_dashboard=False, num_cpus=os.cpu_count(), **options)
+
+
+def _client_bytes(problem: Problem, dtype: torch.dtype) -> float:
+    """What a client holds beside the interpreter: its data, and four copies of its variables."""
+    data = sum(t.nbytes for split in (problem.data.train, problem.data.validation, problem.data.test) for t in split.tensors)
+    derivatives = Derivatives.of(problem)
+    return data / problem.clients + 4 * dtype.itemsize * (derivatives.inner.d + derivatives.outer.d)
+
+
+def _tensors(remote: tuple[Arrays, ...]) -> list[Tensors]:
+    return [{key: torch.from_numpy(value) for key, value in payload.items()} for payload in remote]
