@@ -1,16 +1,18 @@
 """Counter-based randomness: a draw is a pure function of (seed, stream, row, lane, index).
 
-Nothing here has a state that advances. Philox encrypts a counter under a key, so any draw can be had at any time, in any
-order and in any process, and drawing more in one place moves nothing elsewhere. A *stream* names what the draw is for
-("links", "compute", …), a *row* is usually a step, a *lane* something else that must not collide, and the index is
-usually an edge, or a client's place in a row. Uniforms come from the raw 64-bit words (whose values numpy guarantees), one word
-each, and every other distribution from uniforms by its inverse distribution function.
+Nothing here has a state that advances. Philox encrypts a counter under a key, so any draw can be had at any
+time, in any order and in any process, and drawing more in one place moves nothing elsewhere. A *stream* names
+what the draw is for ("links", "compute", …), a *row* is usually a step, a *lane* something else that must not
+collide, and the index is usually an edge, or a client's place in a row. Uniforms come from the raw 64-bit
+words (whose values numpy guarantees), one word each, and every other distribution from uniforms by its
+inverse distribution function.
 """
 
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +21,7 @@ FloatArray = npt.NDArray[np.float64]
 _WORDS_PER_BLOCK = 4  # Philox4x64 yields four words per counter value
 
 
-@lru_cache(maxsize=None)
+@cache
 def _key_word(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -29,14 +31,14 @@ class Streams:
 
     def __init__(self, seed: int) -> None:
         self.seed = int(seed)
-        self._philox: dict[str, tuple[np.random.Philox, dict[str, object], npt.NDArray[np.uint64]]] = {}
+        self._philox: dict[str, tuple[np.random.Philox, Any, npt.NDArray[np.uint64]]] = {}
 
     def words(self, stream: str, row: int, start: int, stop: int, lane: int = 0) -> npt.NDArray[np.uint64]:
         """Words number `start` to `stop` (exclusive) of the given row."""
         philox, state, counter = self._generator(stream)
         first_block, skip = divmod(start, _WORDS_PER_BLOCK)
-        # numpy increments the counter before it encrypts, so the block b is produced from the counter b - 1;
-        # counting from one keeps every row and lane apart.
+        # numpy increments the counter before it encrypts, so a row's block b comes from counter b + 1. Only
+        # the first of the four counter words moves, which keeps every row and lane apart.
         counter[:] = (first_block, row, lane, 0)
         philox.state = state
         words: npt.NDArray[np.uint64] = philox.random_raw(stop - start + skip)
@@ -44,7 +46,9 @@ class Streams:
 
     def uniforms(self, stream: str, row: int, start: int, stop: int, lane: int = 0) -> FloatArray:
         """Uniforms on [0, 1) with 53 random bits, number `start` to `stop` (exclusive) of the given row."""
-        return (self.words(stream, row, start, stop, lane) >> np.uint64(11)) * 2.0**-53
+        uniforms = (self.words(stream, row, start, stop, lane) >> np.uint64(11)).astype(np.float64)
+        uniforms *= 2.0**-53
+        return uniforms
 
     def seed_for(self, stream: str, row: int = 0, lane: int = 0) -> int:
         """A 63-bit seed for a library that wants to keep its own generator."""
@@ -54,11 +58,11 @@ class Streams:
         """A numpy generator of its own, for set-up work such as partitions."""
         return np.random.Generator(np.random.Philox(self.seed_for(stream, row, lane)))
 
-    def _generator(self, stream: str) -> tuple[np.random.Philox, dict[str, object], npt.NDArray[np.uint64]]:
+    def _generator(self, stream: str) -> tuple[np.random.Philox, Any, npt.NDArray[np.uint64]]:
         if stream not in self._philox:
             key = np.array([_key_word(f"seed {self.seed}"), _key_word(f"stream {stream}")], dtype=np.uint64)
             counter = np.zeros(4, dtype=np.uint64)
-            state: dict[str, object] = {
+            state = {
                 "bit_generator": "Philox",
                 "state": {"counter": counter, "key": key},
                 "buffer": np.zeros(4, dtype=np.uint64),

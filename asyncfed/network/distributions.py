@@ -1,7 +1,8 @@
 """Durations, drawn from one uniform each.
 
 A distribution is a frozen value with a quantile function, so that a draw is a pure function of its address in
-`asyncfed.rng`. They are written and read as text, `exponential(0.2)`, which is how files and the command line name them.
+`asyncfed.rng`. They are written and read as text, `exponential(0.2)`, which is how files and the command line
+name them.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ def _require(condition: bool, text: str) -> None:
         raise ScenarioError(text)
 
 
+@dataclass(frozen=True)
 class _Text:
     """Distributions print as they are read: `lognormal(0.1, 0.5)`."""
 
     keyword: ClassVar[str]
 
     def __str__(self) -> str:
-        return f"{self.keyword}({', '.join(repr(getattr(self, f.name)) for f in fields(self))})"  # type: ignore[arg-type]
+        return f"{self.keyword}({', '.join(repr(getattr(self, f.name)) for f in fields(self))})"
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,10 @@ class Constant(_Text):
     keyword: ClassVar[str] = "constant"
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.value) and self.value >= 0, f"a constant duration of {self.value} must be finite and at least 0")
+        _require(
+            math.isfinite(self.value) and self.value >= 0,
+            f"a constant duration of {self.value} must be finite and at least 0",
+        )
 
     @property
     def mean(self) -> float:
@@ -59,7 +64,10 @@ class Exponential(_Text):
     keyword: ClassVar[str] = "exponential"
 
     def __post_init__(self) -> None:
-        _require(math.isfinite(self.mean) and self.mean > 0, f"an exponential mean of {self.mean} must be finite and above 0")
+        _require(
+            math.isfinite(self.mean) and self.mean > 0,
+            f"an exponential mean of {self.mean} must be finite and above 0",
+        )
 
     def quantile(self, u: FloatArray) -> FloatArray:
         return np.asarray(-self.mean * np.log1p(-u))
@@ -97,8 +105,9 @@ class LogNormal(_Text):
 
     def __post_init__(self) -> None:
         _require(
-            0 < self.median < math.inf and 0 <= self.sigma < math.inf,
-            f"a log-normal with median {self.median} and sigma {self.sigma} needs a median above 0 and sigma at least 0",
+            0 < self.median < math.inf and 0 <= self.sigma <= 30,
+            f"a log-normal with median {self.median} and sigma {self.sigma} needs a finite median above 0 "
+            "and sigma in [0, 30]",
         )
 
     @property
@@ -113,15 +122,19 @@ class LogNormal(_Text):
 
 @dataclass(frozen=True)
 class Table:
-    """Compute times as given: row i belongs to client i and is read step by step, from the start again when it ends."""
+    """Compute times as given: row i belongs to client i and is read step by step, and again when it ends."""
 
     rows: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rows", tuple(tuple(float(v) for v in row) for row in self.rows))
+        _require(len(self.rows) > 0, "the compute-time table is empty; give one row per client")
         for client, row in enumerate(self.rows):
             _require(len(row) > 0, f"the compute-time table has no entry for client {client}")
-            _require(all(0 < v < math.inf for v in row), f"the compute times of client {client}, {row}, must be above 0")
+            _require(
+                all(0 < v < math.inf for v in row),
+                f"the compute times of client {client}, {row}, must be above 0",
+            )
 
     @property
     def mean(self) -> float:
@@ -138,17 +151,16 @@ def as_distribution(value: float | str | Distribution) -> Distribution:
     """A number is a constant; text such as `exponential(0.2)` is read."""
     if isinstance(value, (Constant, Exponential, Uniform, LogNormal)):
         return value
-    if isinstance(value, (int, float)):
-        return Constant(float(value))
     match = re.fullmatch(r"\s*([a-z]+)\s*\(([^()]*)\)\s*", str(value))
     if match is None:
         try:
-            return Constant(float(value))
-        except ValueError:
+            number = float("no number" if isinstance(value, bool) else value)
+        except (TypeError, ValueError):
             raise ScenarioError(
                 f"cannot read {value!r} as a duration; write a number or one of exponential(mean), "
                 "lognormal(median, sigma), uniform(low, high), constant(value)"
             ) from None
+        return Constant(number)
     keyword, inside = match.groups()
     if keyword not in _BY_KEYWORD:
         raise UnknownNameError("distribution", keyword, _BY_KEYWORD)

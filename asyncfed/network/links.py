@@ -1,8 +1,8 @@
 """The network as arrays: who can reach whom, how often, how fast.
 
-An edge is (sender, receiver); edges are sorted by sender, then receiver, so a sender's links stand together. Self-links
-always exist and are not edges. An undirected networkx graph means that both directions of a link are up or down
-together (one draw for the pair); a directed graph draws every direction for itself.
+An edge is (sender, receiver); edges are sorted by sender, then receiver, so a sender's links stand together.
+Self-links always exist and are not edges. An undirected networkx graph means that both directions of a link
+are up or down together (one draw for the pair); a directed graph draws every direction for itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from asyncfed.errors import TopologyError
+from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.distributions import Distribution, as_distribution
 from asyncfed.rng import Streams
 
@@ -44,7 +44,7 @@ class Network:
     draw: IntArray
     first: IntArray  # edges first[i]:first[i + 1] leave client i
     server: int | None = None
-    _rows: OrderedDict[int, FloatArray] = field(default_factory=OrderedDict, repr=False)
+    _rows: OrderedDict[tuple[int, int], FloatArray] = field(default_factory=OrderedDict, repr=False)
 
     @property
     def edges(self) -> int:
@@ -91,12 +91,25 @@ class Network:
         none = np.empty(0)
         first = np.zeros(self.n + 1, dtype=np.int64)
         return Network(
-            self.n, self.labels, nothing, nothing, none, none, none, self.latency, nothing, True, nothing, first, self.server
+            self.n,
+            self.labels,
+            nothing,
+            nothing,
+            none,
+            none,
+            none,
+            self.latency,
+            nothing,
+            True,
+            nothing,
+            first,
+            self.server,
         )
 
     def _pair_uniforms(self, streams: Streams, step: int) -> FloatArray:
-        # A pair's two directions stand apart in the edge order, so a whole row is drawn and kept for the other senders.
-        key = hash((streams.seed, step))
+        # A pair's two directions stand apart in the edge order, so a whole row is drawn and kept for the other
+        # senders.
+        key = (streams.seed, step)
         if key not in self._rows:
             if len(self._rows) >= 32:
                 self._rows.popitem(last=False)
@@ -113,7 +126,9 @@ def compile_network(
 ) -> Network:
     """Read a marked networkx graph; the keywords are for edges that say nothing of their own."""
     if graph.is_multigraph():
-        raise TopologyError("the topology is a multigraph; give one edge per pair of clients (nx.Graph or nx.DiGraph)")
+        raise TopologyError(
+            "the topology is a multigraph; give one edge per pair of clients (nx.Graph or nx.DiGraph)"
+        )
     labels = tuple(graph.nodes)
     n = len(labels)
     if n == 0:
@@ -135,9 +150,10 @@ def compile_network(
     losses = _marks(rows, labels, "loss", loss, lambda v: 0 <= v < 1, "it must lie in [0, 1)")
     bandwidths = _marks(rows, labels, "bandwidth", bandwidth, lambda v: v > 0, "it must be above 0 bytes/s")
     kinds: dict[Distribution, int] = {as_distribution(latency): 0}
-    latency_of = np.array(
-        [kinds.setdefault(as_distribution(marks.get("latency", latency)), len(kinds)) for _, _, marks in rows], dtype=np.int64
-    )
+    latency_of = np.zeros(len(rows), dtype=np.int64)
+    for e, (i, j, marks) in enumerate(rows):
+        if "latency" in marks:
+            latency_of[e] = kinds.setdefault(_latency(marks["latency"], labels[i], labels[j]), len(kinds))
     if directed:
         draw = np.arange(len(rows), dtype=np.int64)
     else:  # both directions look at the uniform of the one that starts at the smaller client
@@ -145,9 +161,11 @@ def compile_network(
         draw = np.array([position[min(i, j), max(i, j)] for i, j, _ in rows], dtype=np.int64)
     first = np.searchsorted(senders, np.arange(n + 1)).astype(np.int64)
     server = graph.graph.get("server")
+    if server is not None and server not in index:
+        raise TopologyError(f"the topology's server is {server!r}, which is not one of its clients")
     return Network(
-        n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, directed, draw, first,
-        None if server is None else index[server],
+        n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, directed, draw,
+        first, None if server is None else index[server],
     )  # fmt: skip
 
 
@@ -177,6 +195,13 @@ def _reachable(n: int, senders: IntArray, receivers: IntArray) -> BoolArray:
     return reached
 
 
+def _latency(value: float | str | Distribution, sender: Hashable, receiver: Hashable) -> Distribution:
+    try:
+        return as_distribution(value)
+    except ScenarioError as error:
+        raise TopologyError(f"latency of edge {sender}→{receiver}: {error}") from None
+
+
 def _marks(
     rows: list[tuple[int, int, Mapping[str, Any]]],
     labels: tuple[Hashable, ...],
@@ -193,7 +218,11 @@ def _marks(
                 f"edge {labels[i]}→{labels[j]} carries no `{name}`; "
                 "set it on every edge, for instance with topologies.with_links(graph, probability=1.0)"
             )
-        if isinstance(value, (bool, str)) or not isinstance(value, (int, float, np.number)) or not allowed(value):
+        if (
+            isinstance(value, (bool, str))
+            or not isinstance(value, (int, float, np.number))
+            or not allowed(value)
+        ):
             raise TopologyError(f"{name} of edge {labels[i]}→{labels[j]} is {value}; {rule}")
         values[e] = value
     return values

@@ -1,7 +1,7 @@
 """Lockstep, the papers' model: at step t the links δ(t) are drawn, everybody sends, everybody absorbs.
 
-In virtual time a step lasts one unit and messages arrive as soon as they are sent: step t runs from t to t + 1, its messages
-are sent and arrive at t + 1, and step t + 1 absorbs them.
+In virtual time a step lasts one unit and messages arrive as soon as they are sent: step t runs from t to t +
+1, its messages are sent and arrive at t + 1, and step t + 1 absorbs them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class LockstepTimeline:
         self._network, self._shares, self._streams = network, shares, streams
         self._talk, self._recorder = talk, recorder
         self._every = max(1, round(snapshot_every))
-        # The links into each client, senders in order and the client itself among them: the pattern of every absorption.
+        # The links into each client, senders in order and the client itself among them: the pattern of every
+        # absorption.
         n = network.n
         everyone = np.arange(n, dtype=np.int64)
         receivers = np.concatenate([network.receivers, everyone])
@@ -44,7 +45,10 @@ class LockstepTimeline:
     def __iter__(self) -> Iterator[Wave | Snapshot]:
         n, talk = self._network.n, self._talk
         absorption = Absorption(
-            self._everyone, np.zeros(n + 1, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float64)
+            self._everyone,
+            np.zeros(n + 1, dtype=np.int64),
+            np.zeros(0, dtype=np.int64),
+            np.zeros(0, dtype=np.float64),
         )
         nothing = np.zeros(0, dtype=np.int64)
         for t in range(talk.steps + 1):
@@ -56,7 +60,12 @@ class LockstepTimeline:
             emits = step * n + self._everyone
             absorbed = np.diff(absorption.indptr) - (t > 0)
             self._recorder.steps(
-                client=self._everyone, step=step, started_at=now, ended_at=now + 1.0, absorbed=absorbed, phase=talk.phase
+                client=self._everyone,
+                step=step,
+                started_at=now,
+                ended_at=now + 1.0,
+                absorbed=absorbed,
+                phase=talk.phase,
             )
             yield Wave(absorption, np.full(n, step), emits, nothing if t == 0 else emits - n)
             absorption = self._send(step, now + 1.0)

@@ -1,15 +1,18 @@
 """Integers kept per payload while the payload is of interest.
 
-Payloads are numbered in the order of emission, so a table over them is an array with a moving front: it grows at the end, and what
-lies before the oldest payload still of interest is forgotten. Look-ups are vectorised.
+Payloads are numbered in the order of emission, so a table over them is an array with a moving front: it grows
+at the end, and what lies before the oldest payload still of interest is forgotten. Look-ups are vectorised.
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class SerialTable:
@@ -17,8 +20,8 @@ class SerialTable:
 
     def __init__(self, *columns: str) -> None:
         self._base = 0
-        self._alive = np.zeros(0, dtype=np.bool_)
-        self._columns = {name: np.zeros(0, dtype=np.int64) for name in columns}
+        self._alive: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._columns: dict[str, IntArray] = {name: np.zeros(0, dtype=np.int64) for name in columns}
 
     def add(self, serials: IntArray, **values: IntArray | int) -> None:
         at = self._room_for(serials)
@@ -55,7 +58,7 @@ class SerialTable:
         return serials - self._base
 
 
-def _moved(old: npt.NDArray[np.generic], front: int, kept: int, size: int) -> npt.NDArray[np.generic]:
+def _moved(old: npt.NDArray[_Scalar], front: int, kept: int, size: int) -> npt.NDArray[_Scalar]:
     new = np.zeros(size, dtype=old.dtype)
     if kept:
         new[:kept] = old[front:]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from asyncfed.errors import ScenarioError
-from asyncfed.network.distributions import Constant, Distribution, Table, as_distribution
+from asyncfed.network.distributions import Distribution, Table, as_distribution
 from asyncfed.network.links import FloatArray, Network, compile_network
 from asyncfed.network.lockstep import LockstepTimeline
 from asyncfed.network.virtual_time import VirtualTimeline
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lockstep:
-    """The papers' model. A step is the unit of time; a topology's latencies and bandwidths play no part, its losses do.
+    """The papers' model. A step is the unit of time.
 
-    `loss` is for edges that carry none of their own.
+    A topology's latencies and bandwidths play no part, its losses do. `loss` is for edges that carry none of their own.
     """
 
     loss: float = 0.0
@@ -37,7 +37,13 @@ class Lockstep:
         return max(1, round(steps / 20))
 
     def timeline(
-        self, network: Network, shares: Shares, streams: Streams, talk: Conversation, recorder: Recorder, snapshot_every: float
+        self,
+        network: Network,
+        shares: Shares,
+        streams: Streams,
+        talk: Conversation,
+        recorder: Recorder,
+        snapshot_every: float,
     ) -> Timeline:
         return LockstepTimeline(network, shares, streams, talk, recorder, snapshot_every)
 
@@ -49,7 +55,8 @@ class VirtualTime:
     Parameters
     ----------
     compute
-        How long a step takes: a number, a distribution (`Exponential(1.0)` or the text "exponential(1.0)"), or a `Table`.
+        How long a step takes: a number, a distribution (`Exponential(1.0)` or the text "exponential(1.0)"),
+        or a `Table`.
     factors
         How many times slower some clients are: a mapping from client to factor, or one factor per client.
     latency, bandwidth, loss
@@ -67,30 +74,37 @@ class VirtualTime:
 
     def __post_init__(self) -> None:
         compute = self.compute if isinstance(self.compute, Table) else as_distribution(self.compute)
-        if isinstance(compute, Constant) and compute.value <= 0:
-            raise ScenarioError(f"a compute time of {compute.value} must be above 0, or a client would make all its steps at once")
+        if compute.mean <= 0:
+            raise ScenarioError(
+                f"a compute time of {compute} must be above 0, or a client would make all its steps at once"
+            )
         object.__setattr__(self, "compute", compute)
         object.__setattr__(self, "latency", as_distribution(self.latency))
         pairs = self.factors.items() if isinstance(self.factors, Mapping) else enumerate(self.factors)
         factors = {int(client): float(factor) for client, factor in pairs}
         for client, factor in factors.items():
             if not 0 < factor < float("inf"):
-                raise ScenarioError(f"the compute-time factor of client {client} is {factor}; it must be above 0")
+                raise ScenarioError(
+                    f"the compute-time factor of client {client} is {factor}; it must be above 0"
+                )
         object.__setattr__(self, "factors", factors)
         object.__setattr__(self, "bandwidth", float(self.bandwidth))  # "inf" too, as files write it
         if not self.bandwidth > 0:
             raise ScenarioError(f"a bandwidth of {self.bandwidth} bytes per unit of time must be above 0")
         if not 0 <= self.loss < 1:
             raise ScenarioError(f"a loss probability of {self.loss} must lie in [0, 1)")
-        if self.horizon is not None and not self.horizon > 0:
-            raise ScenarioError(f"a horizon of {self.horizon} must be above 0")
+        if self.horizon is not None and not 0 < self.horizon < float("inf"):
+            raise ScenarioError(
+                f"a horizon of {self.horizon} must be above 0 and finite; None is for no horizon"
+            )
 
     def network(self, graph: nx.Graph) -> Network:
         network = compile_network(graph, latency=self.latency, bandwidth=self.bandwidth, loss=self.loss)
         self._factor_array(network.n)
         if isinstance(self.compute, Table) and len(self.compute.rows) != network.n:
             raise ScenarioError(
-                f"the compute-time table has {len(self.compute.rows)} rows, but there are {network.n} clients; give one row each"
+                f"the compute-time table has {len(self.compute.rows)} rows, but there are {network.n} clients; "
+                "give one row each"
             )
         return network
 
@@ -104,7 +118,13 @@ class VirtualTime:
         return steps * self.compute.mean / 20 if slowest <= 1 else steps * self.compute.mean * slowest / 40
 
     def timeline(
-        self, network: Network, shares: Shares, streams: Streams, talk: Conversation, recorder: Recorder, snapshot_every: float
+        self,
+        network: Network,
+        shares: Shares,
+        streams: Streams,
+        talk: Conversation,
+        recorder: Recorder,
+        snapshot_every: float,
     ) -> Timeline:
         assert not isinstance(self.compute, (str, float, int))
         return VirtualTimeline(
@@ -117,7 +137,9 @@ class VirtualTime:
         array = np.ones(n)
         for client, factor in self.factors.items():
             if not 0 <= client < n:
-                raise ScenarioError(f"a compute-time factor is given for client {client}, but clients are 0 to {n - 1}")
+                raise ScenarioError(
+                    f"a compute-time factor is given for client {client}, but clients are 0 to {n - 1}"
+                )
             array[client] = factor
         return array
 

@@ -1,15 +1,18 @@
 """Virtual time: every client at its own pace, every message with its own delay.
 
-A client starts its next step when its last one is done. At the start it absorbs whatever has arrived by then (nothing, or several messages of
-one sender); then it computes for as long as its distribution says; at the end it sends. Which links are up is drawn per send
-and known to the sender (it shares among the links it has); a loss on the way is not. A link carries one message at a time: a
-message waits until the one before it has left, takes bytes / bandwidth to be put on the wire, and then its latency. A client that has made all of
-its steps has left: nobody sends to it any more (a push-sum sender would bleed to death), but what was on its way still reaches it.
+A client starts its next step when its last one is done. At the start it absorbs whatever has arrived by then
+(nothing, or several messages of one sender); then it computes for as long as its distribution says; at the
+end it sends. Which links are up is drawn per send and known to the sender (it shares among the links it has);
+a loss on the way is not. A link carries one message at a time: a message waits until the one before it has
+left, takes bytes / bandwidth to be put on the wire, and then its latency. A client that has made all of its
+steps has left: nobody sends to it any more (a push-sum sender would bleed to death), but what was on its way
+still reaches it.
 
-Everything happens in the order (time, kind, client), a total order, in which sending comes before looking and looking before starting, so that
-a message without delay is absorbed by a step that starts at the same instant. One pass over a heap decides everything. The steps of a
-window of this order are then grouped into waves by depth: a step stands one deeper than the deepest step it absorbs from. The window
-bounds how far ahead fast clients may run.
+Everything happens in the order (time, kind, client), a total order, in which sending comes before looking and
+looking before starting, so that a message without delay is absorbed by a step that starts at the same
+instant. One pass over a heap decides everything. The steps of a window of this order are then grouped into
+waves by depth: a step stands one deeper than the deepest step it absorbs from. The window bounds how far
+ahead fast clients may run.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ from asyncfed.network.serials import SerialTable
 from asyncfed.network.waves import Absorption, Conversation, Recorder, Snapshot, Status, Wave
 from asyncfed.network.weights import Shares
 from asyncfed.rng import Streams
-
 
 _SEND, _LOOK, _START = 0, 1, 2
 
@@ -84,8 +86,8 @@ class VirtualTimeline:
         self._left = np.full(n, np.inf)  # when each client made its last step
         self._done = np.full(n, talk.first_step, dtype=np.int64)
         self._busy_until = np.full(network.edges, -np.inf)
-        # Of each payload: absorptions to come (the sender's own included), the depth of the step that emitted it, and of the
-        # deepest one that absorbs it.
+        # Of each payload: absorptions to come (the sender's own included), the depth of the step that emitted
+        # it, and of the deepest one that absorbs it.
         self._payloads = SerialTable("pending", "depth", "last_use")
         self._next_serial = talk.first_step * n
         self._floor = 0
@@ -198,7 +200,9 @@ class VirtualTimeline:
         going = np.flatnonzero(up & ~lost)
         self._payloads.set("pending", np.array([serial]), 1 + len(going))
         edges = lo + np.flatnonzero(up)
-        leaves = np.maximum(now, self._busy_until[edges]) + self._talk.message_bytes / network.bandwidth[edges]
+        leaves = (
+            np.maximum(now, self._busy_until[edges]) + self._talk.message_bytes / network.bandwidth[edges]
+        )
         self._busy_until[edges] = leaves
         arrivals = np.full(hi - lo, np.nan)
         arrivals[up] = leaves + network.latencies(streams, step, lo, hi)[up]
@@ -223,7 +227,9 @@ class VirtualTimeline:
                 kind=self._talk.kind,
             )
 
-    def _record_delivered(self, receiver: int, absorbed_step: int, letters: list[_Letter], status: Status = Status.DELIVERED) -> None:
+    def _record_delivered(
+        self, receiver: int, absorbed_step: int, letters: list[_Letter], status: Status = Status.DELIVERED
+    ) -> None:
         if not letters:
             return
         self._recorder.messages(

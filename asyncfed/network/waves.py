@@ -1,9 +1,10 @@
 """What a timing model produces: waves of client steps, and snapshots between them.
 
-The network decides alone: a timeline computes who steps when and absorbs what, without knowing any value. Every client
-step emits one *payload*, known by its serial number, to be weighed and absorbed by others (and by the client itself at its
-next step). A wave is a set of steps that need nothing from one another, in an order such that everything they absorb was
-emitted by an earlier wave. Whoever executes the waves (a process, or Ray actors) gets the same numbers.
+The network decides alone: a timeline computes who steps when and absorbs what, without knowing any value.
+Every client step emits one *payload*, known by its serial number, to be weighed and absorbed by others (and
+by the client itself at its next step). A wave is a set of steps that need nothing from one another, in an
+order such that everything they absorb was emitted by an earlier wave. Whoever executes the waves (a process,
+or Ray actors) gets the same numbers.
 """
 
 from __future__ import annotations
@@ -79,7 +80,9 @@ class Recorder(Protocol):
         kind: str,
     ) -> None: ...
 
-    def steps(self, *, client: Any, step: Any, started_at: Any, ended_at: Any, absorbed: Any, phase: str) -> None: ...
+    def steps(
+        self, *, client: Any, step: Any, started_at: Any, ended_at: Any, absorbed: Any, phase: str
+    ) -> None: ...
 
 
 @dataclass(frozen=True)

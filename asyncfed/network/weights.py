@@ -1,15 +1,17 @@
 """Who gets which share: p_ij, chosen by the sender i from the links it has.
 
-A rule is a frozen value (`Uniform()`, `Metropolis()`, `FastestMixing()`, `Given(matrix)`); `prepare` binds it to a network and returns
-`Shares`. What a sender gives away and keeps always sums to one (the papers' column-stochastic P), whatever the links do: a
-rule with fixed weights keeps at home the share of a link that is down. Where links are undirected that keeps a symmetric,
-doubly stochastic matrix symmetric and doubly stochastic at every step.
+A rule is a frozen value (`Uniform()`, `Metropolis()`, `FastestMixing()`, `Given(matrix)`); `prepare` binds it
+to a network and returns `Shares`. What a sender gives away and keeps always sums to one (the papers'
+column-stochastic P), whatever the links do: a rule with fixed weights keeps at home the share of a link that
+is down. Where links are undirected that keeps a symmetric, doubly stochastic matrix symmetric and doubly
+stochastic at every step.
 """
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -27,7 +29,7 @@ class Shares(Protocol):
         """Whether every client's received weights sum to one as well, at every step."""
 
     def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
-        """(weight of each edge, weight each client keeps) for the links that are up; edges that are down weigh 0."""
+        """(weight of each edge, weight each client keeps) for the links that are up; those down weigh 0."""
 
     def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
         """The same for one sender's links."""
@@ -54,8 +56,8 @@ class Metropolis:
 
 @dataclass(frozen=True)
 class FastestMixing:
-    """The symmetric weights whose second-largest eigenvalue modulus is smallest (Boyd, Diaconis & Xiao 2004, as a
-    semidefinite program). Needs the extra `asyncfed[fmmc]`."""
+    """The symmetric weights whose second-largest eigenvalue modulus is smallest (Boyd, Diaconis & Xiao 2004, as
+    a semidefinite program). Needs the extra `asyncfed[fmmc]`."""
 
     def prepare(self, network: Network) -> Shares:
         _require_symmetric(network, "the fastest-mixing Markov chain")
@@ -72,21 +74,30 @@ class Given:
         object.__setattr__(self, "matrix", tuple(tuple(float(v) for v in row) for row in self.matrix))
 
     def prepare(self, network: Network) -> Shares:
+        n = network.n
+        lengths = sorted({len(row) for row in self.matrix})
+        if len(self.matrix) != n or lengths != [n]:
+            raise ScenarioError(
+                f"the weight matrix has {len(self.matrix)} rows of length {lengths}; {n} clients need {n} of {n}"
+            )
         W = np.array(self.matrix)
-        if W.shape != (network.n, network.n):
-            raise ScenarioError(f"the weight matrix has shape {W.shape}; {network.n} clients need {(network.n, network.n)}")
         if (W < 0).any():
             i, j = (int(v) for v in np.argwhere(W < 0)[0])
             raise ScenarioError(f"weight {i}→{j} is {W[i, j]}; weights must not be negative")
         sums = W.sum(axis=1)
-        if np.abs(sums - 1).max() > _TOLERANCE:
+        if not np.abs(sums - 1).max() <= _TOLERANCE:  # a NaN is refused too
             i = int(np.abs(sums - 1).argmax())
-            raise ScenarioError(f"the weights that client {i} gives away and keeps sum to {sums[i]:.12g}; they must sum to 1")
+            raise ScenarioError(
+                f"the weights that client {i} gives away and keeps sum to {sums[i]:.12g}; they must sum to 1"
+            )
         linked = np.eye(network.n, dtype=np.bool_)
         linked[network.senders, network.receivers] = True
         if (W > 0)[~linked].any():
             i, j = (int(v) for v in np.argwhere((W > 0) & ~linked)[0])
-            raise ScenarioError(f"weight {i}→{j} is {W[i, j]}, but the topology has no link {i}→{j}; set it to 0 or add the link")
+            raise ScenarioError(
+                f"weight {i}→{j} is {W[i, j]}, but the topology has no link {i}→{j}; "
+                "set it to 0 or add the link"
+            )
         return _FixedShares(network, W[network.senders, network.receivers])
 
 
@@ -96,14 +107,15 @@ Weights: TypeAlias = Uniform | Metropolis | FastestMixing | Given
 class _UniformShares:
     def __init__(self, network: Network) -> None:
         self._network = network
-        degree = np.diff(network.first)
-        # With every link always up and equal degrees throughout, uniform is doubly stochastic too.
-        symmetric = _symmetric(network)
-        self.doubly_stochastic = bool(symmetric and (network.probability == 1).all() and (degree == degree[0]).all())
+        # With every link always there, uniform is doubly stochastic too where degrees allow it: on a ring, say.
+        weights, kept = self.of_all(np.ones(network.edges, dtype=np.bool_))
+        received = kept + np.bincount(network.receivers, weights, minlength=network.n)
+        balanced = bool((np.abs(received - 1) < _TOLERANCE).all())
+        self.doubly_stochastic = network.lossless and bool((network.probability == 1).all()) and balanced
 
     def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
         senders = self._network.senders
-        keep = 1.0 / (1.0 + np.bincount(senders[up], minlength=self._network.n))
+        keep = 1.0 / (1.0 + np.bincount(senders[up], minlength=self._network.n).astype(np.float64))
         return np.where(up, keep[senders], 0.0), keep
 
     def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
@@ -115,22 +127,25 @@ class _FixedShares:
     def __init__(self, network: Network, weights: FloatArray) -> None:
         self._network, self._weights = network, weights
         W = {(int(i), int(j)): w for i, j, w in zip(network.senders, network.receivers, weights, strict=True)}
-        same_links = not network.directed or bool((network.probability == 1).all())
         symmetric = all(abs(W.get((j, i), 0.0) - w) < _TOLERANCE for (i, j), w in W.items())
         received = np.bincount(network.receivers, weights, minlength=network.n)
         given = np.bincount(network.senders, weights, minlength=network.n)
         balanced = bool((np.abs(received - given) < _TOLERANCE).all())
         always_up = bool((network.probability == 1).all())
-        self.doubly_stochastic = (same_links and symmetric) or (always_up and balanced)
+        same_links = not network.directed or always_up
+        self.doubly_stochastic = network.lossless and ((same_links and symmetric) or (always_up and balanced))
 
     def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
         weights = np.where(up, self._weights, 0.0)
-        return weights, 1.0 - np.bincount(self._network.senders, weights, minlength=self._network.n)
+        given: FloatArray = np.bincount(self._network.senders, weights, minlength=self._network.n)
+        return weights, 1.0 - given
 
     def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
         lo, hi = self._network.first[sender], self._network.first[sender + 1]
         weights = np.where(up, self._weights[lo:hi], 0.0)
-        return weights, 1.0 - float(np.bincount(np.zeros(len(weights), dtype=np.int64), weights, minlength=1)[0])
+        return weights, 1.0 - float(
+            np.bincount(np.zeros(len(weights), dtype=np.int64), weights, minlength=1)[0]
+        )
 
 
 def _symmetric(network: Network) -> bool:
@@ -150,10 +165,11 @@ def _require_symmetric(network: Network, name: str) -> None:
 
 def _fastest_mixing(network: Network) -> FloatArray:
     try:
-        import cvxpy
+        cvxpy: Any = importlib.import_module("cvxpy")  # as Any, for its own annotations are in part missing
     except ImportError:
         raise ScenarioError(
-            "FastestMixing needs cvxpy, which is not installed; run pip install 'asyncfed[fmmc]', or use Metropolis()"
+            "FastestMixing needs cvxpy, which is not installed; "
+            "run pip install 'asyncfed[fmmc]', or use Metropolis()"
         ) from None
     n = network.n
     once = network.senders < network.receivers
@@ -167,13 +183,23 @@ def _fastest_mixing(network: Network) -> FloatArray:
     P = np.eye(n) - incidence @ cvxpy.diag(weight) @ incidence.T
     rest = P - np.ones((n, n)) / n
     kept = 1 - np.abs(incidence) @ weight
-    problem = cvxpy.Problem(cvxpy.Minimize(modulus), [rest << modulus * np.eye(n), rest >> -modulus * np.eye(n), kept >= 0])
+    problem = cvxpy.Problem(
+        cvxpy.Minimize(modulus), [rest << modulus * np.eye(n), rest >> -modulus * np.eye(n), kept >= 0]
+    )
     problem.solve(solver=cvxpy.SCS if n > 40 else cvxpy.CLARABEL)
     if weight.value is None:
-        raise ScenarioError(f"the fastest-mixing chain could not be computed ({problem.status}); use Metropolis()")
+        raise ScenarioError(
+            f"the fastest-mixing chain could not be computed ({problem.status}); use Metropolis()"
+        )
     found = np.maximum(np.asarray(weight.value), 0.0)
-    # The solver meets the constraints to its tolerance; scale down the little that a client would give away too much.
+    # The solver meets the constraints to its tolerance; scale down the little that a client would give away
+    # too much.
     given = np.abs(incidence) @ found
     found = found / max(1.0, float(given.max()))
     by_pair = dict(zip(pairs, found.tolist(), strict=True))
-    return np.array([by_pair[min(i, j), max(i, j)] for i, j in zip(network.senders.tolist(), network.receivers.tolist(), strict=True)])
+    return np.array(
+        [
+            by_pair[min(i, j), max(i, j)]
+            for i, j in zip(network.senders.tolist(), network.receivers.tolist(), strict=True)
+        ]
+    )

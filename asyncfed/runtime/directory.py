@@ -1,14 +1,16 @@
 """A run on disk.
 
-    run.json        what this is and how it ended: running, complete, interrupted or failed; where it ran, and for how long
+    run.json        what this is and how it ended: running, complete, interrupted or failed; where it ran,
+                    and for how long
     scenario.json   the scenario as data, with versions and seed
     metrics.jsonl   one line per evaluation, appended as the run goes
     clients.jsonl   one line per client, at the end
     trace/          messages and steps, in Parquet chunks
     final.safetensors   the final variables of all clients, where asked for
 
-Files that are rewritten are replaced whole; files that grow are read up to the last whole line. A kill at any instant leaves a readable run.
-Everything but run.json is a function of the scenario (and of the packing, in the last bits of sums).
+Files that are rewritten are replaced whole; files that grow are read up to the last whole line. A kill at any
+instant leaves a readable run. Everything but run.json is a function of the scenario (and of the packing, in
+the last bits of sums).
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class RunDirectory:
         if path.exists() and not path.is_dir():
             raise ScenarioError(f"the output {path} is a file; give a directory")
         if (path / "run.json").exists() or (path / "trace").exists():
-            raise RunExistsError(f"{path} already holds a run; give another directory, or remove that one first")
+            raise RunExistsError(
+                f"{path} already holds a run; give another directory, or remove that one first"
+            )
         path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
@@ -48,13 +52,16 @@ class RunDirectory:
         """An existing run, whole or partial."""
         directory = cls(Path(path))
         if not directory.path.exists():
-            raise TraceError(f"there is no run at {directory.path}; give the directory that a run printed at its end")
+            raise TraceError(
+                f"there is no run at {directory.path}; give the directory that a run printed at its end"
+            )
         manifest = directory.manifest()
         if manifest.get("format") != FORMAT:
             raise TraceError(f"{directory.path / 'run.json'} is not the run.json of an asyncfed run")
         if manifest.get("version") != VERSION:
             raise TraceError(
-                f"{directory.path} was written in version {manifest.get('version')} of the run format; this asyncfed reads version {VERSION}"
+                f"{directory.path} was written in version {manifest.get('version')} of the run format; "
+                f"this asyncfed reads version {VERSION}"
             )
         return directory
 
@@ -73,22 +80,27 @@ class RunDirectory:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         part = self.path / f".{name}.part"
-        part.write_text(json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+        part.write_text(
+            json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+            encoding="utf-8",
+        )
         os.replace(part, self.path / name)
 
     def append(self, name: str, *rows: dict[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows))
+            file.write(
+                "".join(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+            )
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The whole lines of a growing file; a torn last line is not one."""
         path = self.path / name
         if not path.exists():
             return []
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        lines = path.read_bytes().split(b"\n")[:-1]  # bytes, for the tear may go through a character
         try:
             return [json.loads(line) for line in lines]
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise TraceError(f"{path} is damaged ({error}); the trace beside it may still be whole") from None
 
     def _read(self, name: str) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""The rules by which clients are put into actors and actors onto devices. No Ray here, so that they can be tested anywhere.
+"""The rules by which clients are put into actors and actors onto devices. No Ray here, so that they can be
+tested anywhere.
 
-One client per actor is the default. An actor costs about 200 MiB before it holds anything (an interpreter and torch), so n actors
-need n · (200 MiB + their clients' bytes); where that exceeds 80% of the memory at hand, the clients are packed evenly into one actor per core.
+One client per actor is the default. An actor costs about 200 MiB before it holds anything (an interpreter and
+torch), so n actors need n · (200 MiB + their clients' bytes); where that exceeds 80% of the memory at hand,
+the clients are packed evenly into one actor per core, or into fewer where even those would not fit.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ def pack(
     needed = clients * (ACTOR_BYTES + client_bytes)
     if needed <= USABLE * memory:
         return Packing(_ranges(clients, clients), "")
-    actors = min(clients, max(1, cores))
+    fitting = int((USABLE * memory - clients * client_bytes) // ACTOR_BYTES)
+    actors = max(1, min(clients, cores, fitting))
     note = (
-        f"{clients} actors would need about {needed / 2**30:.1f} GiB and {USABLE * memory / 2**30:.1f} GiB are free for them, so the clients "
-        f"share {actors} actors, one per core; clients_per_actor=1 forces one each"
+        f"{clients} actors would need about {needed / 2**30:.1f} GiB and {USABLE * memory / 2**30:.1f} GiB are "
+        f"free for them, so the clients share {actors} actor{'s' if actors > 1 else ''}, "
+        f"{'one per core' if actors == cores else 'as many as fit'}; clients_per_actor=1 forces one each"
     )
     return Packing(_ranges(clients, actors), note)
 
@@ -56,13 +60,15 @@ def _ranges(clients: int, actors: int) -> tuple[tuple[int, int], ...]:
 
 
 def gpus_per_actor(device: str, gpus: float, actors: int) -> float:
-    """The share of a GPU that each actor asks Ray for: whole GPUs while they last, then equal fractions, so that as many actors
-    as necessary sit on each; none where there is no GPU or none is wanted."""
+    """The share of a GPU that each actor asks Ray for: whole GPUs while they last, then equal fractions, so that
+    as many actors as necessary sit on each; none where there is no GPU or none is wanted."""
     if device == "cpu":
         return 0.0
     if gpus < 1:
         if device != "auto":
-            raise ScenarioError(f"device is {device!r}, but the Ray cluster has no GPU; use device='cpu' or 'auto'")
+            raise ScenarioError(
+                f"device is {device!r}, but the Ray cluster has no GPU; use device='cpu' or 'auto'"
+            )
         return 0.0
     if actors <= gpus:
         return 1.0

@@ -46,11 +46,11 @@ class Batches:
         """The samples of each row at its own step, stacked."""
         sizes = self._shards.sizes[rows]
         if self._size is None:
-            index = np.broadcast_to(np.arange(sizes[0]), (len(rows), int(sizes[0])))
+            index = np.tile(np.arange(sizes[0]), (len(rows), 1))
         else:
             index = (self._uniforms(rows, steps) * sizes[:, None]).astype(np.int64)
         to = self._device
-        return self._shards.gather(torch.from_numpy(rows).to(to), torch.from_numpy(np.ascontiguousarray(index)).to(to))
+        return self._shards.gather(torch.from_numpy(rows).to(to), torch.from_numpy(index).to(to))
 
     def _uniforms(self, rows: IntArray, steps: IntArray) -> npt.NDArray[np.float64]:
         size = self._size

@@ -1,0 +1,161 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from asyncfed.cli.failures import guarded
+
+EXIT_CODES = (
+    "Exit codes: 0 fine; 1 a bug in asyncfed; 2 bad input, nothing was run; 3 the run failed, what was recorded stays readable; "
+    "4 a run or trace that cannot be read; 130 interrupted, the partial run stays readable. "
+    "ASYNCFED_DEBUG=1 (or --debug) shows where an error came from."
+)
+
+app = typer.Typer(
+    name="asyncfed",
+    help="Simulate federated and decentralized learning on networks that misbehave.",
+    epilog=EXIT_CODES,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show → shows ?, and does not fail
+    app()
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from asyncfed import __version__
+
+        typer.echo(f"asyncfed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    if debug:
+        os.environ["ASYNCFED_DEBUG"] = "1"
+
+
+@app.command("list")
+@guarded
+def list_scenarios() -> None:
+    """Show the scenarios that come along, a line each."""
+    from asyncfed.cli.scenarios import known_scenarios
+    from asyncfed.cli.tables import print_pairs, stdout
+
+    console = stdout()
+    print_pairs(console, known_scenarios())
+    console.print(
+        "\nRun one with `asyncfed run NAME`, or a file of your own with `asyncfed run my_scenario.py`: "
+        "it needs a function scenario() that returns a Scenario, or a value SCENARIO."
+    )
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def run(
+    scenario: Annotated[str, typer.Argument(metavar="NAME|FILE.py", help="A scenario from `asyncfed list`, or a file.")],
+    backend: Annotated[
+        str, typer.Option(help="local: all clients in this process; ray: in Ray actors.", metavar="local|ray")
+    ] = "local",
+    clients_per_actor: Annotated[
+        str, typer.Option(help="How many clients share a Ray actor; auto is one each where that fits.", metavar="K|auto")
+    ] = "auto",
+    address: Annotated[
+        str | None, typer.Option(help="An existing Ray cluster (auto: the one this machine belongs to).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="PATH=VALUE",
+            help="Change a parameter of the scenario (clients=50) or a part of it (protocol.lr=0.1, "
+            "timing.latency='exponential(0.2)', problem.model=mlp:64, topology.seed=3, weights='Metropolis()'). Repeatable.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/ (or $ASYNCFED_RUNS).")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
+    save_final: Annotated[bool, typer.Option("--save-final", help="Also keep the final variables of all clients.")] = False,
+    pictures: Annotated[bool, typer.Option("--pictures", help="Also draw the result.")] = False,
+) -> None:
+    """Run a scenario and print its result."""
+    from asyncfed.cli.scenarios import load_scenario
+    from asyncfed.cli.session import execute
+
+    packing: int | Literal["auto"] = "auto" if clients_per_actor == "auto" else _whole("--clients-per-actor", clients_per_actor)
+    execute(
+        load_scenario(scenario, settings or (), seed),
+        backend=backend,
+        clients_per_actor=packing,
+        address=address,
+        out=out,
+        device=device,
+        save_final=save_final,
+        pictures=pictures,
+    )
+
+
+def _whole(option: str, text: str) -> int:
+    from asyncfed.errors import ScenarioError
+
+    try:
+        return int(text)
+    except ValueError:
+        raise ScenarioError(f"{option} is {text!r}; it must be 'auto' or a whole number") from None
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def show(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Say what was run, how it ended, and its metrics."""
+    from asyncfed.cli.summary import describe
+    from asyncfed.cli.tables import print_metrics, print_pairs, stdout
+    from asyncfed.result import load
+
+    result = load(path)
+    console = stdout()
+    print_pairs(console, describe(result))
+    print_metrics(console, result.metrics)
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def trace(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    by: Annotated[str, typer.Option(help="One row per what.", metavar="edge|node|phase|step")] = "edge",
+    edge: Annotated[tuple[int, int] | None, typer.Option(metavar="I J", help="Every message from I to J.")] = None,
+    top: Annotated[int | None, typer.Option(min=1, help="How many rows to show; 20 unless told.")] = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Largest of this column first; edges: bytes unless told.")
+    ] = None,
+    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="Also write the table (all rows, or --top) to this file.")] = None,
+) -> None:
+    """Ask the trace: traffic and delivery per edge, client, phase or step, or every message of an edge."""
+    from asyncfed.cli.tables import print_frame, stdout, write_csv
+    from asyncfed.cli.tracing import question
+    from asyncfed.result import load
+
+    frame, what = question(load(path).trace, by, edge, sort, ascending)
+    if csv is not None:
+        write_csv(frame if top is None else frame.head(top), csv)
+    print_frame(stdout(), frame.head(20 if top is None else top), len(frame), what)

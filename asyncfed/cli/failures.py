@@ -1,0 +1,78 @@
+"""What goes wrong becomes one paragraph on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import typer
+
+from asyncfed.errors import AsyncfedError, RunError, ScenarioError, TraceError
+
+P = ParamSpec("P")
+
+BUG, BAD_INPUT, RUN_FAILED, UNREADABLE, INTERRUPTED = 1, 2, 3, 4, 130
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """A command whose errors are told, not thrown."""
+
+    @functools.wraps(command)
+    def telling(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except typer.Exit:
+            raise
+        except KeyboardInterrupt:
+            _tell("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+        except AsyncfedError as error:
+            if _debugging():
+                raise
+            _tell(f"error: {error}")
+            raise typer.Exit(_code(error)) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # the reader, such as `head`, has all it wanted
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                raise typer.Exit from None
+            if _debugging():
+                raise
+            _tell(f"error: {error}")
+            raise typer.Exit(BAD_INPUT) from None
+        except Exception as error:
+            if _debugging():
+                raise
+            _tell(
+                f"unexpected {type(error).__name__}: {error}\n"
+                "This is likely a bug in asyncfed; ASYNCFED_DEBUG=1 shows where it happened."
+            )
+            raise typer.Exit(BUG) from None
+
+    return telling
+
+
+def _code(error: AsyncfedError) -> int:
+    match error:
+        case ScenarioError():
+            return BAD_INPUT
+        case RunError():
+            return RUN_FAILED
+        case TraceError():
+            return UNREADABLE
+    return BUG
+
+
+def _debugging() -> bool:
+    return os.environ.get("ASYNCFED_DEBUG", "") not in ("", "0")
+
+
+def _tell(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        return  # nobody listens

@@ -1,0 +1,117 @@
+"""Shows how far a run is: a bar on a terminal, a plain line about every tenth of the way elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from asyncfed.cli.tables import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncfed.runner import Progress
+
+BETWEEN_UPDATES = 0.1  # seconds
+LINES = 10
+
+
+class Watcher(Protocol):
+    """What `run` calls after every wave; open while the run goes."""
+
+    def __call__(self, progress: Progress) -> None: ...
+
+    def __enter__(self) -> Watcher: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def watcher(console: Console) -> Watcher:
+    return Bar(console) if console.is_terminal else Lines()
+
+
+class Bar:
+    """One line that is drawn again at most ten times a second."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        columns = (
+            TextColumn("{task.fields[phase]}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[text]}"),
+        )
+        self._bar = RichProgress(*columns, console=console, transient=True, refresh_per_second=10)
+        self._task = self._bar.add_task("", total=None, phase="starting", text="")
+        self._next = 0.0
+        self._note = ""
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now < self._next and progress.steps_done < progress.steps_planned:
+            return
+        self._next = now + BETWEEN_UPDATES
+        if progress.note and progress.note != self._note:
+            self._note = progress.note
+            self._bar.console.print(progress.note, markup=False, highlight=False)
+        self._bar.update(
+            self._task,
+            completed=progress.steps_done,
+            total=progress.steps_planned,
+            phase=progress.phase,
+            text=_words(progress),
+        )
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+
+class Lines:
+    """About ten plain lines on stderr in a whole run."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._note = ""
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.note and progress.note != self._note:
+            self._note = progress.note
+            self._print(progress.note)
+        passed = LINES * progress.steps_done // max(1, progress.steps_planned)
+        if passed > self._lines:
+            self._lines = passed
+            self._print(f"{progress.phase}  {_words(progress)}")
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def _print(self, text: str) -> None:
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except OSError:
+            return  # nobody listens; the run goes on
+
+
+def _words(progress: Progress) -> str:
+    done, planned = progress.steps_done / progress.clients, progress.steps_planned // progress.clients
+    words = [f"step {done:.0f}/{planned}"]
+    if progress.loss is not None:
+        words.append(f"loss {progress.loss:.4g}")
+    if progress.elapsed > 0:
+        words.append(f"{progress.totals.sent / progress.elapsed:,.0f} messages/s")
+    if progress.steps_done:
+        left = progress.elapsed * (progress.steps_planned - progress.steps_done) / progress.steps_done
+        words.append(f"{duration(left)} left")
+    return "  ".join(words)

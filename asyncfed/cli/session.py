@@ -1,0 +1,78 @@
+"""`asyncfed run`: a run with somebody watching."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+from asyncfed.cli.progress import watcher
+from asyncfed.cli.summary import links_line
+from asyncfed.cli.tables import duration, print_metrics, print_pairs, stderr, stdout
+from asyncfed.errors import ScenarioError
+from asyncfed.runner import run
+from asyncfed.runtime.directory import RunDirectory
+from asyncfed.scenario import Scenario
+
+if TYPE_CHECKING:
+    from asyncfed.result import Result
+
+
+def execute(
+    scenario: Scenario,
+    *,
+    backend: str,
+    clients_per_actor: int | Literal["auto"],
+    address: str | None,
+    out: Path | None,
+    device: str,
+    save_final: bool,
+    pictures: bool,
+) -> None:
+    """Run, print the result and where everything is; a run that stops early says where its part is."""
+    stood = out is not None and out.exists()
+    path = RunDirectory.create(out, scenario.name).path
+    messages = stderr()
+    messages.print(f"running {scenario.name}: {scenario.clients} clients, seed {scenario.seed}, into {path}")
+    try:
+        with watcher(messages) as watching:
+            result = run(
+                scenario,
+                backend=cast("Literal['local', 'ray']", backend),  # `run` refuses others, and names them
+                clients_per_actor=clients_per_actor,
+                device=device,
+                address=address,
+                out=path,
+                save_final=save_final,
+                progress=watching,
+            )
+    except BaseException as error:
+        if (path / "run.json").exists():
+            messages.print(f"what was recorded is in {path}; look with: asyncfed show {path}")
+        elif not stood and isinstance(error, (ScenarioError, KeyboardInterrupt)):
+            with contextlib.suppress(OSError):
+                path.rmdir()
+        raise
+    _report(result, pictures)
+
+
+def _report(result: Result, pictures: bool) -> None:
+    console = stdout()
+    print_metrics(console, result.metrics)
+    drawn: list[Path] = []
+    if pictures:
+        from asyncfed.report import pictures as draw
+
+        drawn = draw(result)
+    where = {
+        "wall time": duration(result.manifest["wall_seconds"]),
+        "links": links_line(result),
+        "run": str(result.path),
+        "trace": f"{result.path / 'trace'}   (asyncfed trace {result.path} --by edge --top 5)",
+    }
+    if drawn:
+        where["pictures"] = "  ".join(map(str, drawn))
+    else:
+        where["pictures"] = "none; run with --pictures to draw some"
+    console.print()
+    print_pairs(console, where)

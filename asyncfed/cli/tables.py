@@ -1,0 +1,140 @@
+"""How tables are printed and written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from asyncfed.errors import ScenarioError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WIDE = 200  # where no terminal says how wide it is: do not squeeze a table into 80 columns
+METRIC_ROWS = 8
+_METRIC_NAMES = {
+    "virtual_time": "virtual time",
+    "train_loss": "train loss",
+    "loss": "test loss",
+    "accuracy_p10": "p10",
+}
+
+
+def stdout() -> Console:
+    return _console(stderr=False)
+
+
+def stderr() -> Console:
+    return _console(stderr=True)
+
+
+def _console(stderr: bool) -> Console:
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False, emoji=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDE
+    return console
+
+
+def print_pairs(console: Console, pairs: Mapping[str, str]) -> None:
+    """Two columns, for people."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    for name, text in pairs.items():
+        table.add_row(name, text)
+    _print(console, table)
+
+
+def print_metrics(console: Console, metrics: pd.DataFrame) -> None:
+    """Some evaluations of a run, the first and the last among them."""
+    if metrics.empty:
+        console.print("no evaluation was recorded")
+        return
+    frame = metrics.dropna(axis=1, how="all").drop(columns=["delivered", "lost"], errors="ignore")
+    if "phase" in frame and frame["phase"].nunique() == 1:
+        frame = frame.drop(columns="phase")
+    if "virtual_time" in frame and (frame["virtual_time"] == frame["step"]).all():
+        frame = frame.drop(columns="virtual_time")
+    frame = frame.assign(MB=frame["bytes"] / 1e6).drop(columns="bytes")
+    count = min(METRIC_ROWS, len(frame))
+    rows = sorted({round(place * (len(frame) - 1) / max(1, count - 1)) for place in range(count)})
+    _print(console, _table(frame.iloc[rows].rename(columns=_METRIC_NAMES)))
+    if len(rows) < len(frame):
+        console.print(f"{len(rows)} of {len(frame)} evaluations")
+
+
+def print_frame(console: Console, frame: pd.DataFrame, total: int, what: str) -> None:
+    """Rows, and how many more there are."""
+    if total == 0:
+        console.print(f"no {what}: nothing was sent")
+        return
+    _print(console, _table(frame))
+    console.print(f"{len(frame):,} of {total:,} {what}" if len(frame) < total else f"{total:,} {what}")
+
+
+def write_csv(frame: pd.DataFrame, path: Path) -> None:
+    """The file appears whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        frame.to_csv(part, index=False)
+        os.replace(part, path)
+    except OSError as error:
+        raise ScenarioError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        if part.exists():
+            part.unlink()
+
+
+def duration(seconds: float) -> str:
+    """Short, for people."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _table(frame: pd.DataFrame) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for name in frame.columns:
+        textual = frame[name].dtype.kind not in "iufb"
+        table.add_column(str(name).replace("_", " "), justify="left" if textual else "right", overflow="fold")
+    columns = [[_cell(str(name), value) for value in frame[name]] for name in frame.columns]
+    for row in zip(*columns, strict=True):
+        table.add_row(*row)
+    return table
+
+
+def _cell(name: str, value: Any) -> str:
+    import pandas as pd
+
+    if value is None or value is pd.NA or (isinstance(value, float) and value != value):
+        return ""
+    if isinstance(value, float):
+        if name == "MB":
+            return f"{value:,.1f}"
+        if name.startswith("accuracy") or name in ("p10", "delivery_rate", "up_rate"):
+            return f"{value:.3f}"
+        if value.is_integer() and abs(value) < 1e9:
+            return f"{value:,.0f}"
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
+    if isinstance(value, str):
+        return value
+    return f"{int(value):,}" if name in ("messages", "bytes", "attempts", "sent", "delivered") else str(value)
+
+
+def _print(console: Console, table: Table) -> None:
+    """Without the blanks that pad a table's rows to its width."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    console.file.write("\n".join(lines) + "\n")
