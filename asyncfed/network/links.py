@@ -107,8 +107,8 @@ class Network:
         )
 
     def _pair_uniforms(self, streams: Streams, step: int) -> FloatArray:
-        # A pair's two directions stand apart in the edge order, so a whole row is drawn and kept for the other
-        # senders.
+        # A pair's two directions stand apart in the edge order, so a whole row is drawn and kept for
+        # the other senders.
         key = (streams.seed, step)
         if key not in self._rows:
             if len(self._rows) >= 32:
@@ -164,8 +164,8 @@ def compile_network(
     if server is not None and server not in index:
         raise TopologyError(f"the topology's server is {server!r}, which is not one of its clients")
     return Network(
-        n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, directed, draw,
-        first, None if server is None else index[server],
+        n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, directed,
+        draw, first, None if server is None else index[server],
     )  # fmt: skip
 
 

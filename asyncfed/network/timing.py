@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 class Lockstep:
     """The papers' model. A step is the unit of time.
 
-    A topology's latencies and bandwidths play no part, its losses do. `loss` is for edges that carry none of their own.
+    A topology's latencies and bandwidths play no part, its losses do. `loss` is for edges that
+    carry none of their own.
     """
 
     loss: float = 0.0
@@ -103,8 +104,8 @@ class VirtualTime:
         self._factor_array(network.n)
         if isinstance(self.compute, Table) and len(self.compute.rows) != network.n:
             raise ScenarioError(
-                f"the compute-time table has {len(self.compute.rows)} rows, but there are {network.n} clients; "
-                "give one row each"
+                f"the compute-time table has {len(self.compute.rows)} rows, but there are {network.n} "
+                "clients; give one row each"
             )
         return network
 

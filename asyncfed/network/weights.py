@@ -56,8 +56,8 @@ class Metropolis:
 
 @dataclass(frozen=True)
 class FastestMixing:
-    """The symmetric weights whose second-largest eigenvalue modulus is smallest (Boyd, Diaconis & Xiao 2004, as
-    a semidefinite program). Needs the extra `asyncfed[fmmc]`."""
+    """The symmetric weights whose second-largest eigenvalue modulus is smallest (Boyd, Diaconis & Xiao 2004,
+    as a semidefinite program). Needs the extra `asyncfed[fmmc]`."""
 
     def prepare(self, network: Network) -> Shares:
         _require_symmetric(network, "the fastest-mixing Markov chain")
@@ -78,7 +78,8 @@ class Given:
         lengths = sorted({len(row) for row in self.matrix})
         if len(self.matrix) != n or lengths != [n]:
             raise ScenarioError(
-                f"the weight matrix has {len(self.matrix)} rows of length {lengths}; {n} clients need {n} of {n}"
+                f"the weight matrix has {len(self.matrix)} rows of length {lengths}; "
+                f"{n} clients need {n} rows of {n}"
             )
         W = np.array(self.matrix)
         if (W < 0).any():
@@ -107,7 +108,7 @@ Weights: TypeAlias = Uniform | Metropolis | FastestMixing | Given
 class _UniformShares:
     def __init__(self, network: Network) -> None:
         self._network = network
-        # With every link always there, uniform is doubly stochastic too where degrees allow it: on a ring, say.
+        # With every link always there, uniform is doubly stochastic where degrees allow it: on a ring, say.
         weights, kept = self.of_all(np.ones(network.edges, dtype=np.bool_))
         received = kept + np.bincount(network.receivers, weights, minlength=network.n)
         balanced = bool((np.abs(received - 1) < _TOLERANCE).all())
@@ -137,8 +138,8 @@ class _FixedShares:
 
     def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
         weights = np.where(up, self._weights, 0.0)
-        given: FloatArray = np.bincount(self._network.senders, weights, minlength=self._network.n)
-        return weights, 1.0 - given
+        given = np.bincount(self._network.senders, weights, minlength=self._network.n)
+        return weights, 1.0 - given.astype(np.float64)
 
     def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
         lo, hi = self._network.first[sender], self._network.first[sender + 1]

@@ -45,8 +45,8 @@ def pack(
     fitting = int((USABLE * memory - clients * client_bytes) // ACTOR_BYTES)
     actors = max(1, min(clients, cores, fitting))
     note = (
-        f"{clients} actors would need about {needed / 2**30:.1f} GiB and {USABLE * memory / 2**30:.1f} GiB are "
-        f"free for them, so the clients share {actors} actor{'s' if actors > 1 else ''}, "
+        f"{clients} actors would need about {needed / 2**30:.1f} GiB and {USABLE * memory / 2**30:.1f} GiB "
+        f"are free for them, so the clients share {actors} actor{'s' if actors > 1 else ''}, "
         f"{'one per core' if actors == cores else 'as many as fit'}; clients_per_actor=1 forces one each"
     )
     return Packing(_ranges(clients, actors), note)
@@ -60,8 +60,8 @@ def _ranges(clients: int, actors: int) -> tuple[tuple[int, int], ...]:
 
 
 def gpus_per_actor(device: str, gpus: float, actors: int) -> float:
-    """The share of a GPU that each actor asks Ray for: whole GPUs while they last, then equal fractions, so that
-    as many actors as necessary sit on each; none where there is no GPU or none is wanted."""
+    """The share of a GPU that each actor asks Ray for: whole GPUs while they last, then equal fractions, so
+    that as many actors as necessary sit on each; none where there is no GPU or none is wanted."""
     if device == "cpu":
         return 0.0
     if gpus < 1:

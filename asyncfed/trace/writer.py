@@ -3,11 +3,16 @@
 An append only stashes references; columns are built for many appends at once when a chunk is due. When that
 is depends on the number of rows alone, never on a clock, so the same appends give the same files, byte for
 byte. A chunk is written under a temporary name and renamed: a kill at any instant leaves whole chunks only.
+
+Building and compressing a chunk happens in a thread of its own (pyarrow works outside the interpreter lock), so that the run goes
+on meanwhile; chunks are written one after the other, and a run that is faster than its trace waits for it.
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeAlias
@@ -35,6 +40,7 @@ Numbers: TypeAlias = npt.NDArray[Any] | float
 """An array with one value per row, or one number for all rows of a call."""
 
 SMALL_FLUSH = 8192
+_CHUNKS_BEHIND = 3
 
 
 class Position(NamedTuple):
@@ -60,9 +66,10 @@ class TraceWriter:
         self.directory = Path(directory)
         self.nodes = nodes
         self.chunk_rows = chunk_rows
-        self._messages = _Stash(("sender", "receiver", "status", "step", "sent_at", "arrived_at",
-                                 "absorbed_step", "weight", "bytes"))  # fmt: skip
-        self._steps = _Stash(("client", "step", "started_at", "ended_at", "absorbed"))
+        self._messages = _Stash(_MESSAGE_NUMBERS)
+        self._steps = _Stash(_STEP_NUMBERS)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="asyncfed-trace")
+        self._unwritten: deque[Future[None]] = deque()
         self._counted = 0
         self._closed = False
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -125,14 +132,27 @@ class TraceWriter:
         return Position(self._next[MESSAGES], self._next[STEPS], self.totals)
 
     def flush(self, *, force: bool = False) -> None:
-        """Write what is pending as a chunk of each table; a small amount waits for more unless `force`."""
+        """Write what is pending as a chunk of each table; a small amount waits for more unless `force`, which
+        also waits until all chunks are on disk."""
         if force or self._messages.pending + self._steps.pending >= SMALL_FLUSH:
-            self._write_chunks()
+            self._hand_over()
+        if force:
+            self.wait()
+
+    def wait(self) -> None:
+        """Until every chunk that was due is on disk."""
+        self._wait(0)
 
     def close(self) -> None:
         """Write everything that is pending; the writer takes no more rows."""
-        self._write_chunks()
+        if self._closed:
+            return
         self._closed = True
+        try:
+            self._hand_over()
+            self.wait()
+        finally:
+            self._worker.shutdown()
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -147,32 +167,54 @@ class TraceWriter:
             raise ValueError(f"the trace in {self.directory} is closed; append before close()")
         stash.append(values, labels)
         if self._messages.pending + self._steps.pending >= self.chunk_rows:
-            self._write_chunks()
+            self._hand_over()
 
-    def _write_chunks(self) -> None:
+    def _hand_over(self) -> None:
         if self._messages.pending:
             self._count()
-            self._write(MESSAGES, _message_columns(self._messages, self.nodes))
-            self._messages.clear()
+            self._put(MESSAGES, self._messages)
+            self._messages = _Stash(_MESSAGE_NUMBERS)
             self._counted = 0
         if self._steps.pending:
-            self._write(STEPS, _step_columns(self._steps, self.nodes))
-            self._steps.clear()
+            self._put(STEPS, self._steps)
+            self._steps = _Stash(_STEP_NUMBERS)
+
+    def _put(self, table: str, stash: _Stash) -> None:
+        self._wait(_CHUNKS_BEHIND)
+        number = self._next[table]
+        self._next[table] += 1
+        self._unwritten.append(self._worker.submit(self._write, table, number, stash))
+
+    def _wait(self, most: int) -> None:
+        """Until at most so many chunks are unwritten; an error in writing one surfaces here."""
+        while len(self._unwritten) > most:
+            self._unwritten.popleft().result()
 
     def _count(self) -> None:
-        fresh = slice(self._counted, None)
-        if not self._messages.rows[fresh]:
-            return
-        status = _within(self._messages, "status", len(Status), fresh)
-        payload = self._messages.numbers("bytes", np.int64, fresh)
-        by_status = np.bincount(status, minlength=len(Status))
-        sent_bytes = int(payload[status != Status.LINK_DOWN].sum())
+        stash = self._messages
+        by_status = np.zeros(len(Status), dtype=np.int64)
+        sent_bytes = 0
+        for place in range(self._counted, len(stash.rows)):
+            status, payload = stash.value(place, "status"), stash.value(place, "bytes")
+            if isinstance(status, np.ndarray):
+                _check_range("status", status, len(Status))
+                counts = np.bincount(status, minlength=len(Status))
+            else:
+                _check_range("status", np.array([status]), len(Status))
+                counts = np.zeros(len(Status), dtype=np.int64)
+                counts[int(status)] = stash.rows[place]
+            by_status += counts
+            if isinstance(payload, np.ndarray):
+                sent_bytes += int(payload.sum(where=np.not_equal(status, Status.LINK_DOWN)))
+            else:
+                sent_bytes += int(payload) * int(counts.sum() - counts[Status.LINK_DOWN])
+        self._counted = len(stash.rows)
         self._totals = self._totals.plus(Totals.of(by_status, sent_bytes))
-        self._counted = len(self._messages.rows)
 
-    def _write(self, table: str, columns: dict[str, Any]) -> None:
+    def _write(self, table: str, number: int, stash: _Stash) -> None:
+        columns = _message_columns(stash, self.nodes) if table == MESSAGES else _step_columns(stash, self.nodes)
         schema = schema_for(table, self.nodes)
-        target = chunk_path(self.directory, table, self._next[table])
+        target = chunk_path(self.directory, table, number)
         temporary = target.with_name(f".{target.name}.tmp")
         pq.write_table(
             pa.table([columns[name] for name in schema.names], schema=schema),
@@ -185,7 +227,6 @@ class TraceWriter:
             write_page_checksum=True,
         )
         os.replace(temporary, target)
-        self._next[table] += 1
 
     def _continue_from(self, table: str, number: int | None) -> int:
         """Remove what comes after the first `number` chunks, newest first so that a kill leaves no gap."""
@@ -206,14 +247,17 @@ class TraceWriter:
         return keep
 
 
+_MESSAGE_NUMBERS = (
+    "sender", "receiver", "status", "step", "sent_at", "arrived_at", "absorbed_step", "weight", "bytes",
+)  # fmt: skip
+_STEP_NUMBERS = ("client", "step", "started_at", "ended_at", "absorbed")
+
+
 class _Stash:
     """Rows as they were handed over, call by call."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._index = {name: position for position, name in enumerate(names)}
-        self.clear()
-
-    def clear(self) -> None:
         self.calls: list[tuple[Numbers, ...]] = []
         self.labels: list[tuple[str, ...]] = []
         self.rows: list[int] = []
@@ -232,11 +276,15 @@ class _Stash:
             self.rows.append(rows)
             self.pending += rows
 
-    def numbers(self, name: str, dtype: npt.DTypeLike, calls: slice = slice(None)) -> npt.NDArray[Any]:
-        """One column over those calls, numbers repeated for the rows they stand for."""
+    def value(self, call: int, name: str) -> Numbers:
+        """What one call gave for a column."""
+        return self.calls[call][self._index[name]]
+
+    def numbers(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """A column, numbers repeated for the rows they stand for."""
         position = self._index[name]
-        values = [call[position] for call in self.calls[calls]]
-        rows = self.rows[calls]
+        values = [call[position] for call in self.calls]
+        rows = self.rows
         if not any(isinstance(value, np.ndarray) for value in values):
             return np.repeat(np.asarray(values, dtype), rows)
         parts = [v if isinstance(v, np.ndarray) else np.full(k, v) for v, k in zip(values, rows, strict=True)]
@@ -284,9 +332,13 @@ def _step_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
     }
 
 
-def _within(stash: _Stash, name: str, limit: int, calls: slice = slice(None)) -> npt.NDArray[Any]:
-    values = stash.numbers(name, np.int32, calls)
+def _within(stash: _Stash, name: str, limit: int) -> npt.NDArray[Any]:
+    values = stash.numbers(name, np.int32)
+    _check_range(name, values, limit)
+    return values
+
+
+def _check_range(name: str, values: npt.NDArray[Any], limit: int) -> None:
     if values.min() < 0 or values.max() >= limit:
         culprit = values[(values < 0) | (values >= limit)][0]
         raise ValueError(f"{name} is {culprit}; it must lie in [0, {limit})")
-    return values

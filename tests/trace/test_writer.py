@@ -49,6 +49,7 @@ def test_a_chunk_is_due_by_rows_alone(tmp_path: Path) -> None:
     append_steps(writer, 10, range(2))
     assert contents(tmp_path) == {}
     append_steps(writer, 10, range(2, 3))
+    writer.wait()
     assert sorted(contents(tmp_path)) == ["messages-00000.parquet", "steps-00000.parquet"]
     append_steps(writer, 10, range(3, 4))
     writer.flush()

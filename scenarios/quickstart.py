@@ -1,0 +1,18 @@
+"""Stochastic gradient push on links that come and go, digits over 20 heterogeneous clients; a few seconds."""
+
+from __future__ import annotations
+
+from asyncfed import Scenario
+from asyncfed.problems import classification
+from asyncfed.protocols import SGP
+from topologies import stochastic_directed
+
+
+def scenario(clients: int = 20, steps: int = 300, lr: float = 0.5, model: str = "mlp:32", seed: int = 0) -> Scenario:
+    return Scenario(
+        name="quickstart",
+        problem=classification("digits", clients=clients, model=model, partition="dirichlet:0.4"),
+        topology=stochastic_directed(clients, probability=(0.4, 0.8), seed=1),
+        protocol=SGP(steps=steps, lr=lr, batch=32),
+        seed=seed,
+    )

@@ -1,0 +1,1 @@
+"""Tests of the network: links, weights, distributions and the two timelines."""

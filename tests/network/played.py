@@ -1,0 +1,217 @@
+"""A timeline played to its end, with everything it said kept as plain Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import networkx as nx
+import numpy as np
+from hypothesis import strategies as st
+
+from asyncfed.network.distributions import Table
+from asyncfed.network.links import Network
+from asyncfed.network.timing import Lockstep, Timing, VirtualTime
+from asyncfed.network.waves import Absorption, Conversation, Snapshot, Status, Wave
+from asyncfed.network.weights import Given, Metropolis, Uniform, Weights
+from asyncfed.rng import Streams
+
+
+class Row(NamedTuple):
+    """A message as the trace keeps it: what its status leaves empty is None."""
+
+    sender: int
+    receiver: int
+    step: int
+    status: Status
+    sent_at: float
+    arrived_at: float | None
+    absorbed_step: int | None
+    weight: float | None
+    bytes: int
+
+
+class StepRow(NamedTuple):
+    client: int
+    step: int
+    started_at: float
+    ended_at: float
+    absorbed: int
+
+
+class Recording:
+    """A recorder that broadcasts and keeps."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.step_rows: list[StepRow] = []
+
+    def messages(self, *, phase: str, kind: str, **columns: Any) -> None:
+        assert (phase, kind) == ("inner", "push")
+        names = list(columns)
+        for values in zip(*(a.tolist() for a in np.broadcast_arrays(*columns.values())), strict=True):
+            row = dict(zip(names, values, strict=True))
+            status = row["status"] = Status(row["status"])
+            if status in (Status.LOST, Status.LINK_DOWN):
+                row["arrived_at"] = None
+            if status != Status.DELIVERED:
+                row["absorbed_step"] = None
+            if status == Status.LINK_DOWN:
+                assert row["weight"] == 0
+                row["weight"], row["bytes"] = None, 0
+            self.rows.append(Row(**row))
+
+    def steps(self, *, phase: str, **columns: Any) -> None:
+        assert phase == "inner"
+        names = list(columns)
+        for values in zip(*(a.tolist() for a in np.broadcast_arrays(*columns.values())), strict=True):
+            self.step_rows.append(StepRow(**dict(zip(names, values, strict=True))))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that a timeline depends on."""
+
+    graph: nx.Graph
+    timing: Timing
+    weights: Weights = field(default_factory=Uniform)
+    seed: int = 0
+    steps: int = 8
+    message_bytes: int = 40
+    first_step: int = 0
+    started_at: float = 0.0
+    snapshot_every: float = 1.0
+
+    def __repr__(self) -> str:
+        values = {k: v for k, v in vars(self).items() if k != "graph"}
+        return f"Setting({type(self.graph).__name__} {list(self.graph.edges(data=True))}, {values})"
+
+
+@dataclass
+class Played:
+    setting: Setting
+    network: Network
+    rows: list[Row]
+    step_rows: list[StepRow]
+    items: list[Wave | Snapshot]
+    rows_before: list[int]  # rows recorded when each item came
+
+    @property
+    def waves(self) -> list[Wave]:
+        return [item for item in self.items if isinstance(item, Wave)]
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        return [item for item in self.items if isinstance(item, Snapshot)]
+
+    @property
+    def emitted(self) -> dict[int, tuple[int, int]]:
+        """Payload serial → (client, step)."""
+        return {
+            int(serial): (int(client), int(step))
+            for wave in self.waves
+            for client, step, serial in zip(wave.absorption.clients, wave.steps, wave.emits, strict=True)
+        }
+
+    def absorbed(self, absorption: Absorption) -> dict[int, list[tuple[int, int, float]]]:
+        """Client → what it absorbs, as (client, step, weight), in order."""
+        emitted = self.emitted
+        return {
+            client: [(*emitted[serial], weight) for serial, weight in pairs]
+            for client, pairs in entries(absorption)
+        }
+
+
+def entries(absorption: Absorption) -> Iterator[tuple[int, list[tuple[int, float]]]]:
+    """(client, [(serial, weight), …]) for each row."""
+    bounds = absorption.indptr.tolist()
+    for r, client in enumerate(absorption.clients.tolist()):
+        rows = slice(bounds[r], bounds[r + 1])
+        yield client, list(zip(absorption.sources[rows].tolist(), absorption.weights[rows].tolist(), strict=True))
+
+
+def play(setting: Setting, **changes: Any) -> Played:
+    setting = replace(setting, **changes)
+    timing = setting.timing
+    network = timing.network(setting.graph)
+    recording = Recording()
+    talk = Conversation(
+        "inner", "push", setting.steps, setting.message_bytes, setting.first_step, setting.started_at
+    )
+    timeline = timing.timeline(
+        network,
+        setting.weights.prepare(network),
+        Streams(setting.seed),
+        talk,
+        recording,
+        setting.snapshot_every,
+    )
+    items, rows_before = [], []
+    for item in timeline:
+        items.append(item)
+        rows_before.append(len(recording.rows))
+    return Played(setting, network, recording.rows, recording.step_rows, items, rows_before)
+
+
+def given_weights(graph: nx.Graph, seed: int) -> Given:
+    """Random positive shares on the graph's links."""
+    n = len(graph)
+    W = np.eye(n) + nx.to_numpy_array(graph, nodelist=range(n), weight=None)
+    W *= np.random.default_rng(seed).uniform(0.1, 1, (n, n))
+    return Given(tuple(map(tuple, W / W.sum(axis=1, keepdims=True))))
+
+
+@st.composite
+def graphs(draw: st.DrawFn, *, most: int = 6) -> nx.Graph:
+    """A strongly connected graph with probabilities: a cycle through everybody, and more."""
+    n = draw(st.integers(1, most))
+    pick = np.random.default_rng(draw(st.integers(0, 10_000)))
+    graph = nx.DiGraph() if draw(st.booleans()) else nx.Graph()
+    graph.add_nodes_from(range(n))
+    order = pick.permutation(n).tolist()
+    graph.add_edges_from((a, b) for a, b in zip(order, [*order[1:], order[0]], strict=True) if a != b)
+    graph.add_edges_from((a, b) for a in range(n) for b in range(n) if a != b and pick.random() < 0.3)
+    for _, _, marks in graph.edges(data=True):
+        marks["probability"] = float(pick.choice([0.3, 0.7, 1.0]))
+    return graph
+
+
+@st.composite
+def virtual_times(draw: st.DrawFn, n: int, started_at: float) -> VirtualTime:
+    tables = st.builds(
+        Table, st.lists(st.lists(st.sampled_from([0.5, 1.0, 1.75]), min_size=1, max_size=3), min_size=n, max_size=n)
+    )
+    compute = draw(
+        st.sampled_from([1.0, 0.3, "exponential(1)", "uniform(0.5, 1.5)", "lognormal(1, 0.7)"]) | tables
+    )
+    horizon = draw(st.none() | st.floats(0.05, 12))
+    return VirtualTime(
+        compute=compute,
+        factors={client: draw(st.sampled_from([1.0, 0.5, 2.0, 10.0])) for client in range(n) if draw(st.booleans())},
+        latency=draw(st.sampled_from([0.0, 0.5, "exponential(0.7)", "lognormal(0.5, 1)"])),
+        bandwidth=draw(st.sampled_from([float("inf"), 50.0])),
+        loss=draw(st.sampled_from([0.0, 0.3])),
+        horizon=None if horizon is None else started_at + horizon,
+    )
+
+
+@st.composite
+def settings_of(draw: st.DrawFn, *, timing: str = "both") -> Setting:
+    graph = draw(graphs())
+    started_at = draw(st.sampled_from([0.0, 3.5]))
+    locksteps = st.builds(Lockstep, loss=st.sampled_from([0.0, 0.3]))
+    virtual = virtual_times(len(graph), started_at)
+    weights: list[Weights] = [Uniform(), given_weights(graph, draw(st.integers(0, 99)))]
+    if not graph.is_directed():
+        weights.append(Metropolis())
+    return Setting(
+        graph,
+        draw({"both": locksteps | virtual, "lockstep": locksteps, "virtual": virtual}[timing]),
+        draw(st.sampled_from(weights)),
+        seed=draw(st.integers(0, 10_000)),
+        steps=draw(st.integers(0, 15)),
+        first_step=draw(st.sampled_from([0, 5])),
+        started_at=started_at,
+        snapshot_every=draw(st.sampled_from([1, 0.7, 3, 1000])),
+    )
