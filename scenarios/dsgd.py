@@ -10,7 +10,12 @@ from topologies import erdos_renyi
 
 
 def scenario(
-    clients: int = 20, steps: int = 300, lr: float = 0.5, density: float = 0.4, model: str = "mlp:32", seed: int = 0
+    clients: int = 20,
+    steps: int = 300,
+    lr: float = 0.5,
+    density: float = 0.4,
+    model: str = "mlp:32",
+    seed: int = 0,
 ) -> Scenario:
     return Scenario(
         name="dsgd",

@@ -8,7 +8,9 @@ from asyncfed.protocols import FedAvg
 from topologies import fully_connected
 
 
-def scenario(clients: int = 20, steps: int = 300, lr: float = 0.5, model: str = "mlp:32", seed: int = 0) -> Scenario:
+def scenario(
+    clients: int = 20, steps: int = 300, lr: float = 0.5, model: str = "mlp:32", seed: int = 0
+) -> Scenario:
     return Scenario(
         name="fedavg",
         problem=classification("digits", clients=clients, model=model, partition="dirichlet:0.4"),

@@ -21,7 +21,9 @@ def scenario(
     return Scenario(
         name="large",
         problem=quadratic(clients=clients, dimension=dimension),
-        topology=stochastic_undirected(random_graph(clients, mean_degree, seed=1), probability=(0.4, 0.8), seed=1),
+        topology=stochastic_undirected(
+            random_graph(clients, mean_degree, seed=1), probability=(0.4, 0.8), seed=1
+        ),
         protocol=SGP(steps=steps, lr=lr),
         seed=seed,
     )

@@ -8,7 +8,9 @@ from asyncfed.protocols import Local
 from topologies import edgeless
 
 
-def scenario(clients: int = 20, steps: int = 300, lr: float = 0.1, model: str = "mlp:32", seed: int = 0) -> Scenario:
+def scenario(
+    clients: int = 20, steps: int = 300, lr: float = 0.1, model: str = "mlp:32", seed: int = 0
+) -> Scenario:
     return Scenario(
         name="local",
         problem=classification("digits", clients=clients, model=model, partition="dirichlet:0.4"),

@@ -8,7 +8,9 @@ from asyncfed.protocols import SGP
 from topologies import stochastic_directed
 
 
-def scenario(clients: int = 20, steps: int = 300, lr: float = 0.5, model: str = "mlp:32", seed: int = 0) -> Scenario:
+def scenario(
+    clients: int = 20, steps: int = 400, lr: float = 0.3, model: str = "mlp:32", seed: int = 0
+) -> Scenario:
     return Scenario(
         name="quickstart",
         problem=classification("digits", clients=clients, model=model, partition="dirichlet:0.4"),

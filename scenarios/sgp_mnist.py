@@ -8,7 +8,9 @@ from asyncfed.protocols import SGP
 from topologies import stochastic_directed
 
 
-def scenario(clients: int = 100, steps: int = 100, lr: float = 0.1, batch: int = 64, seed: int = 0) -> Scenario:
+def scenario(
+    clients: int = 100, steps: int = 100, lr: float = 0.1, batch: int = 64, seed: int = 0
+) -> Scenario:
     return Scenario(
         name="sgp_mnist",
         problem=classification("mnist", clients=clients, model="mlp:200", partition="shards:2"),

@@ -13,16 +13,27 @@ from topologies import small_world, stochastic_directed
 
 
 def scenario(
-    clients: int = 20, horizon: float = 300.0, lr: float = 0.2, slowdown: float = 10.0, loss: float = 0.005, seed: int = 0
+    clients: int = 20,
+    horizon: float = 300.0,
+    lr: float = 0.2,
+    slowdown: float = 10.0,
+    loss: float = 0.005,
+    seed: int = 0,
 ) -> Scenario:
     return Scenario(
         name="stragglers",
         problem=classification("digits", clients=clients, model="logistic", partition="dirichlet:0.4"),
-        topology=stochastic_directed(small_world(clients, neighbours=6, rewire=0.2, seed=1), probability=(0.4, 0.8), seed=1),
+        topology=stochastic_directed(
+            small_world(clients, neighbours=6, rewire=0.2, seed=1), probability=(0.4, 0.8), seed=1
+        ),
         # A step takes 1 on average, so nobody comes to the end of its steps before the horizon.
         protocol=SGP(steps=int(1.3 * horizon) + 10, lr=Diminishing(lr, after=50), order="4a", batch=32),
         timing=VirtualTime(
-            compute="exponential(1.0)", factors={0: slowdown}, latency="exponential(0.2)", loss=loss, horizon=horizon
+            compute="exponential(1.0)",
+            factors={0: slowdown},
+            latency="exponential(0.2)",
+            loss=loss,
+            horizon=horizon,
         ),
         seed=seed,
     )

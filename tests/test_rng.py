@@ -1,7 +1,7 @@
 """A draw is a pure function of its address, and the addresses of a run stay what they are for ever.
 
-Statistical statements use a fixed seed, so they either hold or not; the tolerance of 4 standard errors (an event of
-probability 6e-5 for each) says that a failure means a defect and not bad luck with the seed.
+Statistical statements use a fixed seed, so they either hold or not; the tolerance of 4 standard errors (an
+event of probability 6e-5 for each) says that a failure means a defect and not bad luck with the seed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def word_by_hand(seed: int, stream: str, row: int, index: int, lane: int) -> int
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
     block, place = divmod(index, 4)
-    return philox_block((block + 1, row, lane, 0), (key_word(f"seed {seed}"), key_word(f"stream {stream}")))[place]
+    return philox_block((block + 1, row, lane, 0), (key_word(f"seed {seed}"), key_word(f"stream {stream}")))[
+        place
+    ]
 
 
 def test_the_hand_written_philox_gives_the_published_known_answer() -> None:
@@ -126,7 +128,7 @@ def test_seeds_streams_rows_and_lanes_all_differ() -> None:
 def test_uniforms_are_uniform() -> None:
     streams = Streams(2)
     u = np.concatenate([streams.uniforms("links", row, 0, 1000) for row in range(200)])
-    assert 0 <= u.min()
+    assert u.min() >= 0
     assert u.max() < 1
     assert u.mean() == pytest.approx(0.5, abs=4 * np.sqrt(1 / 12 / len(u)))
     assert stats.kstest(u, "uniform").pvalue > 6e-5

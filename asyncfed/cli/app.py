@@ -72,12 +72,17 @@ def list_scenarios() -> None:
 @app.command(epilog=EXIT_CODES)
 @guarded
 def run(
-    scenario: Annotated[str, typer.Argument(metavar="NAME|FILE.py", help="A scenario from `asyncfed list`, or a file.")],
+    scenario: Annotated[
+        str, typer.Argument(metavar="NAME|FILE.py", help="A scenario from `asyncfed list`, or a file.")
+    ],
     backend: Annotated[
         str, typer.Option(help="local: all clients in this process; ray: in Ray actors.", metavar="local|ray")
     ] = "local",
     clients_per_actor: Annotated[
-        str, typer.Option(help="How many clients share a Ray actor; auto is one each where that fits.", metavar="K|auto")
+        str,
+        typer.Option(
+            help="How many clients share a Ray actor; auto is one each where that fits.", metavar="K|auto"
+        ),
     ] = "auto",
     address: Annotated[
         str | None, typer.Option(help="An existing Ray cluster (auto: the one this machine belongs to).")
@@ -92,16 +97,22 @@ def run(
             "timing.latency='exponential(0.2)', problem.model=mlp:64, topology.seed=3, weights='Metropolis()'). Repeatable.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; by default a new one under runs/ (or $ASYNCFED_RUNS).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory; by default a new one under runs/ (or $ASYNCFED_RUNS).")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
-    save_final: Annotated[bool, typer.Option("--save-final", help="Also keep the final variables of all clients.")] = False,
+    save_final: Annotated[
+        bool, typer.Option("--save-final", help="Also keep the final variables of all clients.")
+    ] = False,
     pictures: Annotated[bool, typer.Option("--pictures", help="Also draw the result.")] = False,
 ) -> None:
     """Run a scenario and print its result."""
     from asyncfed.cli.scenarios import load_scenario
     from asyncfed.cli.session import execute
 
-    packing: int | Literal["auto"] = "auto" if clients_per_actor == "auto" else _whole("--clients-per-actor", clients_per_actor)
+    packing: int | Literal["auto"] = (
+        "auto" if clients_per_actor == "auto" else _whole("--clients-per-actor", clients_per_actor)
+    )
     execute(
         load_scenario(scenario, settings or (), seed),
         backend=backend,
@@ -142,13 +153,18 @@ def show(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directo
 def trace(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     by: Annotated[str, typer.Option(help="One row per what.", metavar="edge|node|phase|step")] = "edge",
-    edge: Annotated[tuple[int, int] | None, typer.Option(metavar="I J", help="Every message from I to J.")] = None,
+    edge: Annotated[
+        tuple[int, int] | None, typer.Option(metavar="I J", help="Every message from I to J.")
+    ] = None,
     top: Annotated[int | None, typer.Option(min=1, help="How many rows to show; 20 unless told.")] = None,
     sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Largest of this column first; edges: bytes unless told.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="Largest of this column first; edges: bytes unless told."),
     ] = None,
     ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
-    csv: Annotated[Path | None, typer.Option(help="Also write the table (all rows, or --top) to this file.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write the table (all rows, or --top) to this file.")
+    ] = None,
 ) -> None:
     """Ask the trace: traffic and delivery per edge, client, phase or step, or every message of an edge."""
     from asyncfed.cli.tables import print_frame, stdout, write_csv

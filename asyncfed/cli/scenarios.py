@@ -65,7 +65,9 @@ def _locate(name: str) -> Path:
     if name.endswith(".py") or os.sep in name:
         path = Path(name)
         if not path.is_file():
-            raise ScenarioError(f"there is no file {name}; give a scenario's name (`asyncfed list`) or the path of a Python file")
+            raise ScenarioError(
+                f"there is no file {name}; give a scenario's name (`asyncfed list`) or the path of a Python file"
+            )
         return path
     files = _files()
     if name.replace("-", "_") not in files:
@@ -135,7 +137,9 @@ def _complaint(error: Exception, path: Path) -> Exception:
     """What went wrong in a scenario file, with its line; our own words stay as they are."""
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename) == path:
         return ScenarioError(f"{path}, line {error.lineno}: SyntaxError: {error.msg}")
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path
+    ]
     where = f"{path}, line {lines[-1]}" if lines else str(path)
     if isinstance(error, AsyncfedError):
         return error if path in _files().values() else ScenarioError(f"{where}: {error}")

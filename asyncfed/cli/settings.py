@@ -29,12 +29,16 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         key = key.strip()
         if not equals or not key:
-            raise ScenarioError(f"--set {setting!r} must look like path=value, for instance clients=50 or protocol.lr=0.1")
+            raise ScenarioError(
+                f"--set {setting!r} must look like path=value, for instance clients=50 or protocol.lr=0.1"
+            )
         parsed[key] = _literal(text.strip())
     return parsed
 
 
-def apply_settings(scenario: Scenario, changes: Mapping[str, Any], parameters: Iterable[str] = ()) -> Scenario:
+def apply_settings(
+    scenario: Scenario, changes: Mapping[str, Any], parameters: Iterable[str] = ()
+) -> Scenario:
     """`scenario` with each change made; `parameters` are the other names that the user could have meant."""
     for key, value in changes.items():
         known = [*parameters, *_paths(scenario)]
@@ -69,7 +73,9 @@ def _changed(scenario: Scenario, key: str, value: Any) -> Scenario:
         recipe = scenario.problem.recipe
         assert recipe is not None  # or its arguments would not be known
         arguments = recipe.arguments | {inner: value}
-        return dataclasses.replace(scenario, problem=problem_from_recipe({"factory": recipe.factory, "arguments": arguments}))
+        return dataclasses.replace(
+            scenario, problem=problem_from_recipe({"factory": recipe.factory, "arguments": arguments})
+        )
     if part == "topology":
         from topologies import from_recipe
 
@@ -81,7 +87,9 @@ def _changed(scenario: Scenario, key: str, value: Any) -> Scenario:
         value = _called(value, _makers()["lr"], "learning rate")
     elif isinstance(current, (int, float)) and isinstance(value, str) and inner != "bandwidth":
         raise ScenarioError(f"{key} is {value!r}; it must be a number, such as {current!r}")
-    return dataclasses.replace(scenario, **{part: dataclasses.replace(getattr(scenario, part), **{inner: value})})
+    return dataclasses.replace(
+        scenario, **{part: dataclasses.replace(getattr(scenario, part), **{inner: value})}
+    )
 
 
 def _whole_part(part: str, value: Any) -> Any:
@@ -101,10 +109,16 @@ def _called(text: str, makers: Mapping[str, Callable[..., Any]], what: str) -> A
         if not isinstance(function, ast.Name):
             raise ValueError
         positional = [ast.literal_eval(item) for item in tree.args] if isinstance(tree, ast.Call) else []
-        named = {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords} if isinstance(tree, ast.Call) else {}
+        named = (
+            {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
+            if isinstance(tree, ast.Call)
+            else {}
+        )
     except (SyntaxError, ValueError):
         example = f"{next(iter(makers))}(…)"
-        raise ScenarioError(f"cannot read {text!r} as a {what}; write for instance {example} with plain values") from None
+        raise ScenarioError(
+            f"cannot read {text!r} as a {what}; write for instance {example} with plain values"
+        ) from None
     by_name = {name.lower(): maker for name, maker in makers.items()}
     if function.id.lower() not in by_name:
         raise UnknownNameError(what, function.id, makers)
@@ -115,7 +129,9 @@ def _makers() -> dict[str, dict[str, Callable[..., Any]]]:
     import topologies
     from asyncfed import network, problems, protocols
 
-    generators = [name for name in topologies.__all__ if name not in ("from_recipe", "load", "save", "with_links")]
+    generators = [
+        name for name in topologies.__all__ if name not in ("from_recipe", "load", "save", "with_links")
+    ]
     kinds: dict[str, list[Callable[..., Any]]] = {
         "protocol": [protocols.SGP, protocols.DSGD, protocols.FedAvg, protocols.Local],
         "timing": [network.Lockstep, network.VirtualTime],

@@ -47,6 +47,8 @@ def links_line(result: Result) -> str:
     if edges.empty:
         return "no messages were sent"
     rates = edges["delivery_rate"].to_numpy()
+    if rates.min() == rates.max():
+        return f"{len(edges):,} edges; delivery rate {rates[0]:.3f} on each"
     worst, best = int(rates.argmin()), int(rates.argmax())
 
     def named(place: int) -> str:

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.func import grad, grad_and_value, vjp, vmap
 
 from asyncfed.data import ClientShards
+from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.problem import Batch, Problem
 
@@ -129,7 +130,16 @@ class Derivatives:
         x, lam, *rest = arguments
         stacked = (self.inner.views(x), self.outer.views(lam), *rest)
         if self.problem.vectorize:
-            for result, (layout, out, scale) in zip(self._kernels[name](*stacked), outputs, strict=True):
+            try:
+                results = self._kernels[name](*stacked)
+            except RuntimeError as error:
+                if "vmap" not in str(error):
+                    raise
+                raise ScenarioError(
+                    f"the functions of problem {self.problem.name!r} cannot be run for many clients at once; give it "
+                    f"vectorize=False to run them one by one, or rewrite the line that torch.vmap refuses: {error}"
+                ) from error
+            for result, (layout, out, scale) in zip(results, outputs, strict=True):
                 _write(layout, result, layout.views(out), scale)
             return
         for i in range(len(x)):

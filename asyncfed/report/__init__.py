@@ -1,1 +1,5 @@
+"""Pictures of a result."""
 
+from asyncfed.report.pictures import pictures
+
+__all__ = ["pictures"]

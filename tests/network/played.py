@@ -128,7 +128,10 @@ def entries(absorption: Absorption) -> Iterator[tuple[int, list[tuple[int, float
     bounds = absorption.indptr.tolist()
     for r, client in enumerate(absorption.clients.tolist()):
         rows = slice(bounds[r], bounds[r + 1])
-        yield client, list(zip(absorption.sources[rows].tolist(), absorption.weights[rows].tolist(), strict=True))
+        yield (
+            client,
+            list(zip(absorption.sources[rows].tolist(), absorption.weights[rows].tolist(), strict=True)),
+        )
 
 
 def play(setting: Setting, **changes: Any) -> Played:
@@ -180,7 +183,8 @@ def graphs(draw: st.DrawFn, *, most: int = 6) -> nx.Graph:
 @st.composite
 def virtual_times(draw: st.DrawFn, n: int, started_at: float) -> VirtualTime:
     tables = st.builds(
-        Table, st.lists(st.lists(st.sampled_from([0.5, 1.0, 1.75]), min_size=1, max_size=3), min_size=n, max_size=n)
+        Table,
+        st.lists(st.lists(st.sampled_from([0.5, 1.0, 1.75]), min_size=1, max_size=3), min_size=n, max_size=n),
     )
     compute = draw(
         st.sampled_from([1.0, 0.3, "exponential(1)", "uniform(0.5, 1.5)", "lognormal(1, 0.7)"]) | tables
@@ -188,7 +192,9 @@ def virtual_times(draw: st.DrawFn, n: int, started_at: float) -> VirtualTime:
     horizon = draw(st.none() | st.floats(0.05, 12))
     return VirtualTime(
         compute=compute,
-        factors={client: draw(st.sampled_from([1.0, 0.5, 2.0, 10.0])) for client in range(n) if draw(st.booleans())},
+        factors={
+            client: draw(st.sampled_from([1.0, 0.5, 2.0, 10.0])) for client in range(n) if draw(st.booleans())
+        },
         latency=draw(st.sampled_from([0.0, 0.5, "exponential(0.7)", "lognormal(0.5, 1)"])),
         bandwidth=draw(st.sampled_from([float("inf"), 50.0])),
         loss=draw(st.sampled_from([0.0, 0.3])),

@@ -117,7 +117,9 @@ def test_what_is_no_duration_is_refused(value: Any, named: str) -> None:
 
 
 def test_an_unknown_distribution_gets_a_suggestion() -> None:
-    with pytest.raises(UnknownNameError, match="unknown distribution 'exponental'; did you mean 'exponential'"):
+    with pytest.raises(
+        UnknownNameError, match="unknown distribution 'exponental'; did you mean 'exponential'"
+    ):
         as_distribution("exponental(1)")
 
 

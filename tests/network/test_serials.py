@@ -28,9 +28,7 @@ def test_it_agrees_with_a_dictionary(start: int, keep: float, batches: int, seed
         serial = int(new[-1]) + 1
         pending = pick.integers(0, 9, len(new))
         table.add(new, pending=pending, depth=7)
-        oracle.update(
-            (int(s), {"pending": int(p), "depth": 7}) for s, p in zip(new, pending, strict=True)
-        )
+        oracle.update((int(s), {"pending": int(p), "depth": 7}) for s, p in zip(new, pending, strict=True))
         some = pick.permutation(np.array(list(oracle)))[: int(pick.integers(0, 50))]
         table.set("depth", some, some * 3)
         for s in some.tolist():

@@ -17,7 +17,7 @@ from asyncfed.network.waves import Snapshot, Status, Wave
 from asyncfed.rng import Streams
 from tests.network.played import Played, Setting, StepRow, entries, given_weights, graphs, play, settings_of
 
-law = settings(max_examples=50, deadline=None, derandomize=True)
+law = settings(max_examples=80, deadline=None, derandomize=True)
 UP = (Status.DELIVERED, Status.LOST, Status.IN_FLIGHT)
 
 
@@ -151,7 +151,10 @@ def test_every_potential_message_has_exactly_one_row(setting: Setting) -> None:
 def test_the_status_of_a_message_is_what_the_draws_and_the_clocks_say(setting: Setting) -> None:
     played = play(setting)
     network, steps, streams = played.network, steps_of(played), Streams(setting.seed)
-    at = {edge: e for e, edge in enumerate(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))}
+    at = {
+        edge: e
+        for e, edge in enumerate(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))
+    }
     end = played.snapshots[-1].time
     done = dict(enumerate(played.snapshots[-1].steps.tolist()))
     for row in played.rows:
@@ -204,7 +207,11 @@ def test_snapshots_come_in_order_and_know_what_the_trace_does_not_hold_yet(setti
     assert played.items[-1] is snapshots[-1]
     if setting.steps:
         assert times[0] == setting.started_at
-        every = setting.snapshot_every if isinstance(setting.timing, VirtualTime) else max(1, round(setting.snapshot_every))
+        every = (
+            setting.snapshot_every
+            if isinstance(setting.timing, VirtualTime)
+            else max(1, round(setting.snapshot_every))
+        )
         assert times[:-1] == [setting.started_at + k * every for k in range(len(times) - 1)]
     steps = steps_of(played)
     for item, recorded in zip(played.items, played.rows_before, strict=True):
@@ -215,7 +222,9 @@ def test_snapshots_come_in_order_and_know_what_the_trace_does_not_hold_yet(setti
         if isinstance(setting.timing, Lockstep) or item.final:
             assert (item.waiting, item.on_the_way) == (0, 0)
             continue
-        assert item.on_the_way == sum(row.arrived_at is not None and row.arrived_at > item.time for row in sent)
+        assert item.on_the_way == sum(
+            row.arrived_at is not None and row.arrived_at > item.time for row in sent
+        )
         waiting = 0
         for row in sent:
             if row.status == Status.DELIVERED and row.arrived_at is not None and row.arrived_at <= item.time:
@@ -378,21 +387,28 @@ def test_a_slow_client_absorbs_several_messages_of_one_sender_and_a_fast_one_non
     absorbed = {
         (client, step): sources
         for wave in played.waves
-        for (client, sources), step in zip(played.absorbed(wave.absorption).items(), wave.steps.tolist(), strict=True)
+        for (client, sources), step in zip(
+            played.absorbed(wave.absorption).items(), wave.steps.tolist(), strict=True
+        )
     }
-    # Client 0 steps at 0, 1, 2, 3 and sends at 1, 2, 3, 4; client 1 steps at 0, 3, 6, 9 and sends at 3, 6, 9, 12.
+    # Client 0 steps at 0, 1, 2, 3 and sends at 1, 2, 3, 4;
+    # client 1 steps at 0, 3, 6, 9 and sends at 3, 6, 9, 12.
     half = 0.5
     assert absorbed[0, 0] == []
     assert absorbed[0, 1] == [(0, 0, half)]
     assert absorbed[0, 2] == [(0, 1, half)]
     assert absorbed[0, 3] == [(0, 2, half)], "what client 1 sends at 3 arrives at 3.25"
     assert absorbed[1, 1] == [(0, 0, half), (0, 1, half), (1, 0, half)]
-    assert absorbed[1, 2] == [(0, 2, half), (0, 3, half), (1, 1, 1.0)], "client 0 left at 4: nothing is sent to it"
+    assert absorbed[1, 2] == [(0, 2, half), (0, 3, half), (1, 1, 1.0)], (
+        "client 0 left at 4: nothing is sent to it"
+    )
     assert absorbed[1, 3] == [(1, 2, 1.0)]
     final = played.snapshots[-1]
     assert final.time == 12.0
     assert played.absorbed(final.absorption) == {0: [(0, 3, half), (1, 0, half)], 1: [(1, 3, 1.0)]}
-    assert [(row.step, row.status) for row in sorted(played.rows) if row.sender == 1] == [(0, Status.DELIVERED)]
+    assert [(row.step, row.status) for row in sorted(played.rows) if row.sender == 1] == [
+        (0, Status.DELIVERED)
+    ]
 
 
 def test_a_message_that_arrives_at_the_instant_a_step_starts_is_absorbed_by_it() -> None:
@@ -405,7 +421,9 @@ def test_a_message_that_arrives_at_the_instant_a_step_starts_is_absorbed_by_it()
 
 
 def test_messages_queue_on_a_narrow_link() -> None:
-    timing = VirtualTime(compute=1.0, bandwidth=20.0, latency=0.5)  # two units of time to put 40 bytes on the wire
+    timing = VirtualTime(
+        compute=1.0, bandwidth=20.0, latency=0.5
+    )  # two units of time to put 40 bytes on the wire
     played = play(two(timing, steps=4))
     arrivals = [row.arrived_at for row in sorted(played.rows, key=lambda row: row.step) if row.sender == 0]
     assert arrivals == [3.5, 5.5, 7.5, 9.5]

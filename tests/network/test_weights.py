@@ -64,9 +64,13 @@ def rules(network: Network, seed: int) -> list[Weights]:
 @given(st.data())
 def test_a_senders_shares_sum_to_one_and_only_live_links_carry_any(data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 10_000))
-    graph = nx.gnp_random_graph(data.draw(st.integers(1, 8)), 0.5, seed=seed, directed=data.draw(st.booleans()))
+    graph = nx.gnp_random_graph(
+        data.draw(st.integers(1, 8)), 0.5, seed=seed, directed=data.draw(st.booleans())
+    )
     network = network_of(graph, 0.5)
-    up = np.array(data.draw(st.lists(st.booleans(), min_size=network.edges, max_size=network.edges)), dtype=bool)
+    up = np.array(
+        data.draw(st.lists(st.booleans(), min_size=network.edges, max_size=network.edges)), dtype=bool
+    )
     for rule in rules(network, seed):
         shares = rule.prepare(network)
         W = matrix(network, shares, up)
@@ -89,7 +93,11 @@ def test_uniform_is_one_over_the_realised_out_links_and_self() -> None:
         up = network.up(Streams(1), step)
         W = matrix(network, shares, up)
         for i in range(5):
-            out = [j for e, (s, j) in enumerate(zip(network.senders, network.receivers, strict=True)) if s == i and up[e]]
+            out = [
+                j
+                for e, (s, j) in enumerate(zip(network.senders, network.receivers, strict=True))
+                if s == i and up[e]
+            ]
             expected = np.zeros(5)
             expected[[i, *out]] = 1 / (1 + len(out))
             assert W[i].tolist() == expected.tolist()
@@ -109,32 +117,34 @@ def test_metropolis_on_a_path_of_three_by_hand() -> None:
 
 
 @pytest.mark.parametrize("rule", [Metropolis(), FastestMixing()])
-def test_symmetric_rules_are_doubly_stochastic_at_every_step_of_undirected_random_links(rule: Weights) -> None:
+def test_symmetric_rules_are_doubly_stochastic_at_every_step_of_undirected_random_links(
+    rule: Weights,
+) -> None:
     network = network_of(connected(8, 0.5, seed=3), 0.6)
     shares = rule.prepare(network)
     assert shares.doubly_stochastic
     for step in range(30):
         W = matrix(network, shares, network.up(Streams(2), step))
-        assert W == pytest.approx(W.T, abs=1e-15)
+        assert pytest.approx(W.T, abs=1e-15) == W
         assert W.sum(axis=0) == pytest.approx(np.ones(8), abs=1e-12)
         assert W.sum(axis=1) == pytest.approx(np.ones(8), abs=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7])
 def test_the_fastest_chain_on_a_path_has_halves_on_its_edges(n: int) -> None:
-    # Boyd, Diaconis, Sun & Xiao (2006): p = 1/2 on every edge and a loop of 1/2 at either end, modulus cos(π/n).
+    # Boyd, Diaconis, Sun & Xiao (2006): 1/2 on every edge and a loop of 1/2 at either end, modulus cos(π/n).
     network = network_of(nx.path_graph(n))
     W = matrix(network, FastestMixing().prepare(network), all_up(network))
     expected = np.diag(np.full(n - 1, 0.5), 1) + np.diag(np.full(n - 1, 0.5), -1)
     expected[0, 0] = expected[-1, -1] = 0.5
-    assert W == pytest.approx(expected, abs=1e-4)
+    assert pytest.approx(expected, abs=1e-4) == W
     assert slem(W) == pytest.approx(np.cos(np.pi / n), abs=1e-5)
 
 
 def test_the_fastest_chain_on_a_complete_graph_forgets_everything_at_once() -> None:
     network = network_of(nx.complete_graph(6))
     W = matrix(network, FastestMixing().prepare(network), all_up(network))
-    assert W == pytest.approx(np.full((6, 6), 1 / 6), abs=1e-5)
+    assert pytest.approx(np.full((6, 6), 1 / 6), abs=1e-5) == W
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -232,7 +242,10 @@ def test_given_weights_are_used_as_given_and_a_link_that_is_down_leaves_its_shar
         (((1.0, 0.0), (0.0, 1.0), (0.0, 1.0)), "the weight matrix has 3 rows of length [2]"),
         (((1.0, 0.0, 0.0), (0.0, 1.0), (0.0, 0.0, 1.0)), "the weight matrix has 3 rows of length [2, 3]"),
         (((1.5, -0.5, 0), (0, 1, 0), (0, 0, 1)), "weight 0→1 is -0.5; weights must not be negative"),
-        (((0.5, 0.4, 0), (0, 1, 0), (0, 0, 1)), "client 0 gives away and keeps sum to 0.9; they must sum to 1"),
+        (
+            ((0.5, 0.4, 0), (0, 1, 0), (0, 0, 1)),
+            "client 0 gives away and keeps sum to 0.9; they must sum to 1",
+        ),
         (((1, 0, 0), (0, float("nan"), 0), (0, 0, 1)), "client 1 gives away and keeps sum to nan"),
         (((0.5, 0, 0.5), (0, 1, 0), (0, 0, 1)), "weight 0→2 is 0.5, but the topology has no link 0→2"),
     ],

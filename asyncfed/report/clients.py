@@ -1,0 +1,91 @@
+"""How the clients differ at the end: what they reached, and what data they had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncfed.errors import ScenarioError
+from asyncfed.report.style import BLUE, ORANGE, empty, new_figure, save, tidy
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from asyncfed.result import Result
+
+MOST_COUNTED = 400  # clients whose class counts can be told apart
+
+
+def draw_clients(result: Result, title: str, path: Path) -> Path | None:
+    clients = result.clients
+    measures = [name for name in clients.columns if name not in ("client", "steps", "samples")]
+    if clients.empty or not measures:
+        return None
+    measure = "accuracy" if "accuracy" in measures else measures[0]
+    order = np.argsort(clients[measure].to_numpy(dtype=float), kind="stable")  # without test samples: last
+    counts = _class_counts(result)
+    figure = new_figure(title, 7.5 if len(clients) <= 60 else 10, 3.4 if counts is None else 6.4)
+    if counts is None:
+        top = figure.subplots()
+    else:
+        top, bottom = figure.subplots(2, 1, sharex=True)
+        _draw_counts(figure, bottom, counts.iloc[order])
+    _draw_measure(top, clients.iloc[order], measure, labelled=counts is None)
+    return save(figure, path)
+
+
+def _draw_measure(axes: Axes, clients: pd.DataFrame, measure: str, labelled: bool) -> None:
+    values = clients[measure].to_numpy(dtype=float)
+    place = np.arange(len(values))
+    if not np.isfinite(values).any():
+        empty(axes, f"no client has a finite {measure}")
+        return
+    if len(values) <= 200:
+        axes.bar(place, values, color=BLUE, width=0.8)
+    else:
+        axes.fill_between(place, values, color=BLUE, step="mid", linewidth=0)
+    mean = float(np.nanmean(values))
+    axes.axhline(mean, color=ORANGE, linewidth=1.2, linestyle="--")
+    axes.set_xlim(-0.7, len(values) - 0.3)
+    if measure == "accuracy":
+        axes.set_ylim(0, 1.02)
+    title = f"{measure} on each client's own test samples (dashed: mean over clients, {mean:.3f})"
+    tidy(axes, title, "clients, lowest first" if labelled else "", measure)
+    axes.set_xticks(
+        place if len(values) <= 30 else [], clients["client"].tolist() if len(values) <= 30 else []
+    )
+
+
+def _draw_counts(figure: Figure, axes: Axes, counts: pd.DataFrame) -> None:
+    image = axes.imshow(
+        counts.to_numpy().T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower"
+    )
+    tidy(
+        axes,
+        "training samples of each class",
+        "client, lowest first" if len(counts) <= 30 else "clients, lowest first",
+        "class",
+    )
+    axes.grid(visible=False)
+    axes.locator_params(axis="y", integer=True)
+    bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01)
+    bar.ax.tick_params(labelsize=8)
+
+
+def _class_counts(result: Result) -> pd.DataFrame | None:
+    """Samples per client and class, where the problem can be built again and has classes."""
+    problem = result.scenario_data.get("problem", {})
+    if problem.get("factory") != "classification" or int(result.manifest["clients"]) > MOST_COUNTED:
+        return None
+    from asyncfed.data import class_counts
+    from asyncfed.problems import problem_from_recipe
+
+    try:
+        train = problem_from_recipe(problem).data.train
+    except ScenarioError:  # its data is not on this machine
+        return None
+    return class_counts(train, int(train.tensors[-1].max()) + 1)

@@ -1,0 +1,116 @@
+"""What the network did: who reached whom, whether links kept their word, and who sent how much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.report.style import BLUE, GREEN, GREY, ORANGE, byte_unit, new_figure, save, tidy
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from asyncfed.result import Result
+
+LARGEST_MATRIX = 400  # clients; beyond it a cell is smaller than a dot
+
+
+def draw_network(result: Result, title: str, path: Path) -> Path | None:
+    edges = result.trace.edges()
+    if edges.empty:
+        return None
+    small = result.trace.node_count <= LARGEST_MATRIX
+    figure = new_figure(title, 13 if small else 9, 4.4)
+    *matrix, kept_word, traffic = figure.subplots(1, 3 if small else 2)
+    for axes in matrix:
+        _draw_matrix(figure, axes, result)
+    _draw_promises(kept_word, edges, _declared(result.scenario_data["topology"]))
+    _draw_traffic(traffic, result.trace.nodes())
+    return save(figure, path)
+
+
+def _draw_matrix(figure: Figure, axes: Axes, result: Result) -> None:
+    rates = result.trace.matrix("delivery_rate")
+    image = axes.imshow(rates, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+    axes.set_facecolor("#eeeeee")
+    tidy(axes, "delivery rate (grey: no link)", "receiver", "sender")
+    axes.grid(visible=False)
+    axes.locator_params(integer=True)
+    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
+    bar.ax.tick_params(labelsize=8)
+
+
+def _draw_promises(axes: Axes, edges: pd.DataFrame, declared: dict[tuple[int, int], float]) -> None:
+    """How often each link was up against its declared probability, with two standard errors of chance."""
+    pairs = zip(edges["sender"], edges["receiver"], strict=True)
+    promised = np.array([declared.get((int(sender), int(receiver)), np.nan) for sender, receiver in pairs])
+    up = edges["up_rate"].to_numpy(dtype=float)
+    delivered = edges["delivery_rate"].to_numpy(dtype=float)
+    if not np.isfinite(promised).any() or float(np.nanmin(promised)) == 1.0:
+        bins = np.linspace(0, 1, 41).tolist()
+        axes.hist(delivered, bins=bins, color=BLUE)
+        tidy(axes, "delivery rate of the links", "delivery rate", "links")
+        return
+    p: npt.NDArray[np.float64] = np.linspace(0, 1, 101)
+    spread = 2 * np.sqrt(p * (1 - p) / float(edges["attempts"].median()))
+    axes.fill_between(
+        p, p - spread, p + spread, color=GREY, alpha=0.25, linewidth=0, label="± 2 standard errors"
+    )
+    size = float(np.clip(900 / np.sqrt(len(edges)) / 4, 1.5, 14))
+    axes.scatter(
+        promised,
+        up,
+        s=size,
+        color=BLUE,
+        alpha=0.6 if len(edges) < 3000 else 0.2,
+        linewidths=0,
+        label="a link",
+    )
+    low, high = float(np.nanmin(promised)), float(np.nanmax(promised))
+    margin = 0.08 + 0.1 * (high - low)
+    axes.set_xlim(max(0, low - margin), min(1.02, high + margin))
+    axes.set_ylim(max(0, min(low, float(up.min())) - margin), min(1.02, max(high, float(up.max())) + margin))
+    axes.legend(fontsize=8, frameon=False, loc="upper left")
+    tidy(axes, "links: how often up", "declared probability", "share of steps in which it was up")
+
+
+def _draw_traffic(axes: Axes, nodes: pd.DataFrame) -> None:
+    size, unit = byte_unit(float(max(nodes["bytes_sent"].max(), nodes["bytes_received"].max())))
+    client = nodes["client"].to_numpy()
+    sent, received = nodes["bytes_sent"].to_numpy() / size, nodes["bytes_received"].to_numpy() / size
+    if len(client) <= 40:
+        axes.bar(client - 0.2, sent, width=0.4, color=BLUE, label="sent")
+        axes.bar(client + 0.2, received, width=0.4, color=GREEN, label="received")
+        axes.locator_params(axis="x", integer=True)
+        tidy(axes, "payload per client", "client", unit)
+    else:
+        order = np.argsort(-sent, kind="stable")
+        axes.plot(np.sort(sent)[::-1], color=BLUE, linewidth=1.8, label="sent")
+        axes.plot(
+            received[order],
+            color=ORANGE,
+            linewidth=0,
+            marker=".",
+            markersize=3,
+            label="received by the same client",
+        )
+        tidy(axes, "payload per client", "clients, most sent first", unit)
+    axes.set_ylim(0, 1.18 * max(sent.max(), received.max()))
+    axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+
+
+def _declared(topology: dict[str, Any]) -> dict[tuple[int, int], float]:
+    """The probability of every direction, from the scenario as the run directory holds it."""
+    probability = topology["marks"].get("probability", [None] * len(topology["from"]))
+    found: dict[tuple[int, int], float] = {}
+    for sender, receiver, value in zip(topology["from"], topology["to"], probability, strict=True):
+        if isinstance(value, (int, float)):
+            found[sender, receiver] = float(value)
+            if not topology["directed"]:
+                found[receiver, sender] = float(value)
+    return found

@@ -1,0 +1,79 @@
+"""The timing models as values: what they accept, what they refuse, how often they look."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from asyncfed.errors import ScenarioError
+from asyncfed.network.distributions import Constant, Exponential, Table
+from asyncfed.network.timing import Lockstep, VirtualTime
+
+
+def ring(n: int = 4) -> nx.Graph:
+    graph = nx.cycle_graph(n)
+    nx.set_edge_attributes(graph, 1.0, "probability")
+    return graph
+
+
+def test_text_and_numbers_become_distributions() -> None:
+    infinite: Any = "inf"  # as files write it
+    timing = VirtualTime(compute="exponential(2)", latency=0.5, factors=[1, 2.5], bandwidth=infinite)
+    assert timing.compute == Exponential(2.0)
+    assert timing.latency == Constant(0.5)
+    assert timing.factors == {0: 1.0, 1: 2.5}
+    assert timing.bandwidth == float("inf")
+    assert VirtualTime(compute=1.0) == VirtualTime(compute=Constant(1.0), factors={})
+
+
+def test_a_model_reads_the_topology_with_its_defaults() -> None:
+    graph = ring()
+    graph.edges[0, 1]["loss"] = 0.4
+    network = VirtualTime(latency=2, bandwidth=10, loss=0.1).network(graph)
+    assert sorted(set(network.loss.tolist())) == [0.1, 0.4]
+    assert set(network.bandwidth.tolist()) == {10.0}
+    assert network.latency == (Constant(2.0),)
+    assert sorted(set(Lockstep(loss=0.2).network(graph).loss.tolist())) == [0.2, 0.4]
+
+
+def test_about_twenty_looks_by_default() -> None:
+    assert Lockstep().snapshot_interval(200) == 10
+    assert Lockstep().snapshot_interval(5) == 1
+    assert VirtualTime(compute="exponential(2)").snapshot_interval(100) == 10.0
+    assert VirtualTime(horizon=40).snapshot_interval(100) == 2.0
+    assert VirtualTime(factors={1: 10}).snapshot_interval(100) == 25.0
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"compute": 0}, "a compute time of constant(0.0) must be above 0"),
+        ({"compute": "uniform(0, 0)"}, "a compute time of uniform(0.0, 0.0) must be above 0"),
+        ({"compute": "soon"}, "cannot read 'soon' as a duration"),
+        ({"latency": -1}, "a constant duration of -1.0 must be finite and at least 0"),
+        ({"factors": {2: 0}}, "the compute-time factor of client 2 is 0.0; it must be above 0"),
+        ({"factors": [1, float("nan")]}, "the compute-time factor of client 1 is nan; it must be above 0"),
+        ({"bandwidth": 0}, "a bandwidth of 0.0 bytes per unit of time must be above 0"),
+        ({"loss": 1}, "a loss probability of 1 must lie in [0, 1)"),
+        ({"loss": -0.5}, "a loss probability of -0.5 must lie in [0, 1)"),
+        ({"horizon": 0}, "a horizon of 0 must be above 0"),
+        ({"horizon": float("nan")}, "a horizon of nan must be above 0"),
+        ({"horizon": float("inf")}, "a horizon of inf must be above 0 and finite; None is for no horizon"),
+    ],
+)
+def test_what_no_clock_can_do_is_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(named)):
+        VirtualTime(**options)
+
+
+def test_factors_and_tables_must_fit_the_clients() -> None:
+    with pytest.raises(
+        ScenarioError, match="a compute-time factor is given for client 4, but clients are 0 to 3"
+    ):
+        VirtualTime(factors={4: 2.0}).network(ring())
+    with pytest.raises(ScenarioError, match="the compute-time table has 1 rows, but there are 4 clients"):
+        VirtualTime(compute=Table(((1.0,),))).network(ring())
+    assert VirtualTime(compute=Table(((1.0,),) * 4)).network(ring()).n == 4

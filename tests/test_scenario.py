@@ -1,0 +1,171 @@
+"""Scenarios as data, and the refusals before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import networkx as nx
+import pytest
+import torch
+
+from asyncfed import Lockstep, Scenario, ScenarioError, TopologyError, UnknownNameError, VirtualTime, load, run
+from asyncfed.data import client_data_from_lists
+from asyncfed.network import Exponential, Given, LogNormal, Metropolis, Table
+from asyncfed.problems import Problem, classification, quadratic
+from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, StepDecay
+from asyncfed.scenario import check, scenario_from_data, scenario_to_data
+from topologies import fully_connected, ring, stochastic_directed, with_links
+
+SCENARIOS = [
+    Scenario(problem=quadratic(clients=3), topology=stochastic_directed(3, seed=1), protocol=SGP(steps=3, lr=0.1)),
+    Scenario(
+        problem=classification("digits", clients=4, partition="shards:3", seed=9),
+        topology=with_links(ring(4), latency=0.25, bandwidth=1e6, loss=0.01),
+        protocol=SGP(steps=3, lr=StepDecay(0.1, at=(1, 2)), order="4a", batch=None),
+        timing=VirtualTime(compute=LogNormal(1.0, 0.5), latency=Exponential(0.3), factors={2: 10.0}, horizon=7.5),
+        weights=Metropolis(),
+        seed=7,
+        precision="float64",
+        evaluate_every=1.5,
+        name="everything",
+    ),
+    Scenario(
+        problem=quadratic(clients=2),
+        topology=fully_connected(2),
+        protocol=FedAvg(steps=1, lr=Diminishing(0.1, after=3.0)),
+        timing=VirtualTime(compute=Table(((1.0, 2.0), (3.0,)))),
+        weights=Given(((0.5, 0.5), (0.5, 0.5))),
+    ),
+    Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=DSGD(steps=1, lr=0.1), weights=Metropolis()),
+    Scenario(problem=quadratic(clients=2), topology=fully_connected(2), protocol=Local(steps=2, lr=0.1), timing=Lockstep(loss=0.0)),
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: f"{type(s.protocol).__name__}-{s.name}")
+def test_a_scenario_survives_being_written_down(scenario: Scenario) -> None:
+    data = json.loads(json.dumps(scenario_to_data(scenario), allow_nan=False))
+    again = scenario_from_data(data)
+    assert scenario_to_data(again) == data
+    for part in ("protocol", "timing", "weights", "seed", "precision", "evaluate_every", "name"):
+        assert getattr(again, part) == getattr(scenario, part), part
+    assert nx.utils.graphs_equal(again.topology, scenario.topology)
+    for mine, theirs in zip(again.problem.data.train.tensors, scenario.problem.data.train.tensors, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_run_directory_can_be_run_again_to_the_same_bytes(tmp_path: Path) -> None:
+    first = run(SCENARIOS[1], out=tmp_path / "first")
+    second = run(load(tmp_path / "first").scenario, out=tmp_path / "second")
+    assert (first.path / "scenario.json").read_bytes() == (second.path / "scenario.json").read_bytes()
+    assert first.trace.to_arrow().equals(second.trace.to_arrow())
+    assert torch.equal(first.final["inner"], second.final["inner"])
+    assert first.scenario_data["versions"]["torch"] == torch.__version__
+
+
+def test_foreign_data_builds_nothing() -> None:
+    data = scenario_to_data(SCENARIOS[0])
+    with pytest.raises(UnknownNameError, match="did you mean 'SGP'"):
+        scenario_from_data(data | {"protocol": {"type": "SGPP", "steps": 1, "lr": 0.1}})
+    with pytest.raises(UnknownNameError, match="did you mean 'steps'"):
+        scenario_from_data(data | {"protocol": {"type": "SGP", "step": 1, "lr": 0.1}})
+    with pytest.raises(UnknownNameError, match="did you mean 'protocol'"):
+        scenario_from_data(data | {"protocoll": {}})
+    with pytest.raises(ScenarioError, match="lacks topology"):
+        scenario_from_data({key: value for key, value in data.items() if key != "topology"})
+
+
+def _own_problem(clients: int = 3) -> Problem:
+    return Problem(
+        name="mean of numbers",
+        data=client_data_from_lists([(torch.full((4, 1), float(i)),) for i in range(clients)]),
+        inner_loss=lambda x, lam, batch: 0.5 * (batch[0] - x["centre"]).square().mean(),
+        init_inner=lambda generator: {"centre": torch.zeros(1)},
+        metrics={"distance": lambda x, lam, batch: (batch[0] - x["centre"]).abs()[:, 0]},
+    )
+
+
+def test_a_users_own_problem_runs_and_says_that_it_cannot_be_rebuilt(tmp_path: Path) -> None:
+    scenario = Scenario(
+        problem=_own_problem(), topology=fully_connected(3), protocol=FedAvg(steps=60, lr=0.5, batch=None), precision="float64"
+    )
+    result = run(scenario, out=tmp_path / "run")
+    torch.testing.assert_close(result.final["inner"], torch.ones(3, 1, dtype=torch.float64), rtol=0, atol=1e-10)
+    assert result.metrics.distance.iloc[-1] == pytest.approx(2 / 3)
+    with pytest.raises(ScenarioError, match="'mean of numbers' was made of a user's own functions"):
+        _ = load(tmp_path / "run").scenario
+
+
+def _graph(*edges: tuple[int, int], nodes: int = 3) -> nx.DiGraph:
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(nodes))
+    graph.add_edges_from(edges, probability=1.0)
+    return graph
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"topology": ring(4)}, TopologyError, "the topology has 4 nodes, but the problem has 3 clients"),
+        ({"topology": _graph((0, 1), (1, 0))}, TopologyError, "client 2 cannot be reached from client 0"),
+        ({"topology": _graph((0, 1), (1, 0), (0, 2))}, TopologyError, "client 2 cannot reach client 0"),
+        ({"topology": nx.Graph([(0, 1), (1, 2)])}, TopologyError, "edge 0→1 carries no `probability`"),
+        ({"seed": 1.5}, ScenarioError, "seed is 1.5"),
+        ({"precision": "float16"}, ScenarioError, "precision is 'float16'"),
+        ({"evaluate_every": 0}, ScenarioError, "evaluate_every is 0"),
+        ({"evaluate_every": 2.5}, ScenarioError, "whole number of steps"),
+        ({"timing": VirtualTime(factors={3: 2.0})}, ScenarioError, "client 3, but clients are 0 to 2"),
+        ({"timing": VirtualTime(compute=Table(((1.0,),)))}, ScenarioError, "1 rows, but there are 3 clients"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_written(
+    changes: dict[str, object], error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    good = Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=SGP(steps=1, lr=0.1))
+    check(good)
+    with pytest.raises(error, match=message):
+        run(dataclasses.replace(good, **changes), out=tmp_path / "run")  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "rey"}, "did you mean 'ray'"),
+        ({"clients_per_actor": 0}, "clients_per_actor is 0"),
+        ({"device": "gpu0"}, "device is 'gpu0'"),
+        ({"device": "cuda"}, "no usable GPU"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object], message: str, tmp_path: Path) -> None:
+    if options.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    good = Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=SGP(steps=1, lr=0.1))
+    with pytest.raises(ScenarioError, match=message):
+        run(good, out=tmp_path / "run", **options)  # type: ignore[arg-type]
+
+
+def test_isolated_clients_are_fine_for_local(tmp_path: Path) -> None:
+    lonely = nx.empty_graph(3)
+    run(Scenario(problem=quadratic(clients=3), topology=lonely, protocol=Local(steps=2, lr=0.1, batch=None)), out=tmp_path / "run")
+
+
+def test_an_output_directory_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
+    scenario = Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=SGP(steps=2, lr=0.1, batch=None))
+    run(scenario, out=tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(ScenarioError, match="already holds a run"):
+        run(scenario, out=tmp_path / "run")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_a_users_own_graph_with_names_for_nodes(tmp_path: Path) -> None:
+    graph = nx.DiGraph()
+    graph.add_edge("ann", "bob", probability=0.9)
+    graph.add_edge("bob", "cid", probability=0.5)
+    graph.add_edge("cid", "ann", probability=1.0, loss=0.1)
+    scenario = Scenario(problem=quadratic(clients=3), topology=graph, protocol=SGP(steps=5, lr=0.1, batch=None))
+    result = run(scenario, out=tmp_path / "run")
+    assert list(zip(result.trace.edges().sender, result.trace.edges().receiver, strict=True)) == [(0, 1), (1, 2), (2, 0)]
+    assert list(load(tmp_path / "run").scenario.topology.nodes) == ["ann", "bob", "cid"]
