@@ -1,1 +1,4 @@
-"""Scenarios to run by name: `asyncfed list`, `asyncfed run quickstart`. One file each, with a function `scenario(**parameters)`."""
+"""Scenarios to run by name: `asyncfed list`, `asyncfed run quickstart`.
+
+One file each: a docstring, whose first line is listed, and a function `scenario(**parameters)`.
+"""

@@ -1,4 +1,4 @@
-"""Decentralized SGD on a fixed Erdős–Rényi graph with Metropolis weights, digits over 20 heterogeneous clients."""
+"""Decentralized SGD on a fixed Erdős–Rényi graph with Metropolis weights, digits, 20 clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FedAvg with one local step per round: everybody averages with everybody, digits over 20 heterogeneous clients."""
+"""FedAvg with one local step per round: everybody averages with everybody, digits, 20 clients."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ def scenario(
     dimension: int = 20,
     seed: int = 0,
 ) -> Scenario:
-    # Both directions of a link come and go together: among so many clients, some with a single neighbour, one that
-    # sends for long and hears nothing would otherwise lose nearly all of its push-sum weight, and overshoot.
+    # Both directions of a link come and go together: among so many clients, some with a single neighbour,
+    # one that sends for long and hears nothing would otherwise lose nearly all of its push-sum weight, and
+    # overshoot.
     return Scenario(
         name="large",
         problem=quadratic(clients=clients, dimension=dimension),

@@ -1,4 +1,4 @@
-"""Everybody alone: the baseline that sends nothing, digits over 20 heterogeneous clients."""
+"""Everybody alone: the baseline that sends nothing, digits, 20 clients."""
 
 from __future__ import annotations
 

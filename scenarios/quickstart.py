@@ -1,4 +1,4 @@
-"""Stochastic gradient push on links that come and go, digits over 20 heterogeneous clients; a few seconds."""
+"""Stochastic gradient push on links that come and go, digits, 20 clients; a few seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference work: gradient push (4b), 100 clients with two labels each, MLP 784-200-10, batch 64, MNIST ($ASYNCFED_DATA)."""
+"""The reference work: gradient push on MNIST (in $ASYNCFED_DATA), 100 clients, MLP 784-200-10, batch 64."""
 
 from __future__ import annotations
 

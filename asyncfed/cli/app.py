@@ -12,7 +12,8 @@ import typer
 from asyncfed.cli.failures import guarded
 
 EXIT_CODES = (
-    "Exit codes: 0 fine; 1 a bug in asyncfed; 2 bad input, nothing was run; 3 the run failed, what was recorded stays readable; "
+    "Exit codes: 0 fine; 1 a bug in asyncfed; 2 bad input, nothing was run; 3 the run failed, what was "
+    "recorded stays readable; "
     "4 a run or trace that cannot be read; 130 interrupted, the partial run stays readable. "
     "ASYNCFED_DEBUG=1 (or --debug) shows where an error came from."
 )
@@ -65,7 +66,8 @@ def list_scenarios() -> None:
     print_pairs(console, known_scenarios())
     console.print(
         "\nRun one with `asyncfed run NAME`, or a file of your own with `asyncfed run my_scenario.py`: "
-        "it needs a function scenario() that returns a Scenario, or a value SCENARIO."
+        "it needs a function scenario() that returns a Scenario, or a value SCENARIO.",
+        soft_wrap=True,
     )
 
 
@@ -94,7 +96,8 @@ def run(
             "--set",
             metavar="PATH=VALUE",
             help="Change a parameter of the scenario (clients=50) or a part of it (protocol.lr=0.1, "
-            "timing.latency='exponential(0.2)', problem.model=mlp:64, topology.seed=3, weights='Metropolis()'). Repeatable.",
+            "timing.latency='exponential(0.2)', problem.model=mlp:64, topology.seed=3, "
+            "weights='Metropolis()'). Repeatable.",
         ),
     ] = None,
     out: Annotated[

@@ -1,7 +1,7 @@
 """Finds scenarios: files in the `scenarios` package by name, anybody's by path.
 
-A scenario file has a docstring, whose first line `asyncfed list` shows, and a function `scenario` whose keyword parameters `--set` can
-change, or a value `SCENARIO`.
+A scenario file has a docstring, whose first line `asyncfed list` shows, and a function `scenario` whose
+keyword parameters `--set` can change, or a value `SCENARIO`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _locate(name: str) -> Path:
         path = Path(name)
         if not path.is_file():
             raise ScenarioError(
-                f"there is no file {name}; give a scenario's name (`asyncfed list`) or the path of a Python file"
+                f"there is no file {name}; give a name (`asyncfed list`) or the path of a Python file"
             )
         return path
     files = _files()

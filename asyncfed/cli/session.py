@@ -33,7 +33,10 @@ def execute(
     stood = out is not None and out.exists()
     path = RunDirectory.create(out, scenario.name).path
     messages = stderr()
-    messages.print(f"running {scenario.name}: {scenario.clients} clients, seed {scenario.seed}, into {path}")
+    messages.print(
+        f"running {scenario.name}: {scenario.clients} clients, seed {scenario.seed}, into {path}",
+        soft_wrap=True,
+    )
     try:
         with watcher(messages) as watching:
             result = run(
@@ -48,7 +51,7 @@ def execute(
             )
     except BaseException as error:
         if (path / "run.json").exists():
-            messages.print(f"what was recorded is in {path}; look with: asyncfed show {path}")
+            messages.print(f"what was recorded is in {path}; look with: asyncfed show {path}", soft_wrap=True)
         elif not stood and isinstance(error, (ScenarioError, KeyboardInterrupt)):
             with contextlib.suppress(OSError):
                 path.rmdir()

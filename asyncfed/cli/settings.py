@@ -1,6 +1,7 @@
 """`--set path=value`: a scenario with some of its parts replaced.
 
-Values are Python literals, calls of asyncfed's own types (`Diminishing(0.2, after=50)`, `Metropolis()`, `ring(20)`), or else text.
+Values are Python literals, calls of asyncfed's own types (`Diminishing(0.2, after=50)`, `Metropolis()`,
+`ring(20)`), or else text.
 """
 
 from __future__ import annotations

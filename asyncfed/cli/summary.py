@@ -1,4 +1,4 @@
-"""What was run, for people, from what the run directory says (so a run of anybody's own code can be shown too)."""
+"""What was run, for people, from what the run directory says (even where its code is gone)."""
 
 from __future__ import annotations
 

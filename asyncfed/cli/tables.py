@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,21 +35,23 @@ def stderr() -> Console:
     return _console(stderr=True)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, "nobody reads any more")  # rich would end the process with 1
+
+
 def _console(stderr: bool) -> Console:
-    console = Console(stderr=stderr, highlight=False, soft_wrap=False, emoji=False, markup=False)
+    console = _Console(stderr=stderr, highlight=False, emoji=False, markup=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDE
     return console
 
 
 def print_pairs(console: Console, pairs: Mapping[str, str]) -> None:
-    """Two columns, for people."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
+    """Two columns, for people; long lines are left to the terminal, so that commands can be copied."""
+    width = max(map(len, pairs), default=0)
     for name, text in pairs.items():
-        table.add_row(name, text)
-    _print(console, table)
+        console.print(f"{name.ljust(width)}  {text}", soft_wrap=True)
 
 
 def print_metrics(console: Console, metrics: pd.DataFrame) -> None:

@@ -5,6 +5,7 @@ from asyncfed.data.datasets import DATASETS, Dataset, data_directory, load_datas
 from asyncfed.data.partition import (
     IID,
     PARTITIONS,
+    Bootstrap,
     DirichletOverClasses,
     DirichletOverClients,
     LabelShards,
@@ -18,6 +19,7 @@ __all__ = [
     "DATASETS",
     "IID",
     "PARTITIONS",
+    "Bootstrap",
     "ClientData",
     "ClientShards",
     "Dataset",

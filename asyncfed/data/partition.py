@@ -1,7 +1,7 @@
 """Who gets which sample: partitions of labelled samples over clients.
 
 A partition is a small frozen value with one method, `split`: labels in, one sorted array of sample numbers
-per client out, disjoint, none empty. All randomness comes from the stream "partition" of the seed; a redraw
+per client out, none empty and (but for `Bootstrap`) disjoint. All randomness comes from the stream "partition" of the seed; a redraw
 (Dirichlet partitions can leave a client with nothing) is the next row of that stream, so it moves nothing
 else.
 """
@@ -26,7 +26,7 @@ class Partition(Protocol):
     """Anything that deals samples to clients."""
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
-        """One sorted array of sample numbers per client, disjoint and none empty."""
+        """One sorted array of sample numbers per client, none empty."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,28 @@ _TEXTS: dict[str, Callable[[str], Partition]] = {
     "shards": lambda value: LabelShards(int(value or 2)),
     "dirichlet": lambda value: DirichletOverClients(float(value)),
     "dirichlet-classes": lambda value: DirichletOverClasses(float(value)),
+    "bootstrap": lambda value: Bootstrap(int(value)),
 }
-PARTITIONS = (IID, LabelShards, DirichletOverClients, DirichletOverClasses)
+@dataclass(frozen=True)
+class Bootstrap:
+    """Every client draws `samples` of them for itself, so clients share samples: for more clients than a dataset has room for."""
+
+    samples: int
+
+    def __post_init__(self) -> None:
+        _require(self.samples >= 1, f"samples is {self.samples}; every client needs at least 1")
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        _require(clients >= 1, f"clients is {clients}; at least 1 is needed")
+        drawn = streams.generator("partition").integers(0, len(labels), (clients, self.samples))
+        return list(np.sort(drawn, axis=1))
+
+
+PARTITIONS = (IID, LabelShards, DirichletOverClients, DirichletOverClasses, Bootstrap)
 
 
 def parse_partition(text: str) -> Partition:
-    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4" or "dirichlet-classes:0.4"."""
+    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4", "dirichlet-classes:0.4" or "bootstrap:16"."""
     kind, _, value = text.partition(":")
     if kind not in _TEXTS:
         raise UnknownNameError("partition", kind, _TEXTS)

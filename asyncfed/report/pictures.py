@@ -1,6 +1,7 @@
 """Draws a result: how it learned, what the network did, and how the clients differ.
 
-Every picture is drawn from the run directory alone, so a run that was interrupted or is from last year can be drawn as well.
+Every picture is drawn from the run directory alone, so a run that was interrupted or is from last year can be
+drawn as well.
 """
 
 from __future__ import annotations

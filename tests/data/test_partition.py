@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from asyncfed.data import (
     IID,
+    Bootstrap,
     DirichletOverClasses,
     DirichletOverClients,
     LabelShards,
@@ -170,3 +171,15 @@ def test_a_text_that_names_no_partition_is_refused() -> None:
         parse_partition("shards:x")
     with pytest.raises(DataError, match="'3' is not expected; write just 'iid'"):
         parse_partition("iid:3")
+
+
+def test_bootstrap_deals_more_samples_than_there_are_and_uniformly() -> None:
+    """Each of 50 samples is drawn 400 times on average by 2,000 clients of 10: within 5 standard errors, for 50 counts."""
+    labels = np.zeros(50, dtype=np.int64)
+    shares = Bootstrap(10).split(labels, 2000, Streams(3))
+    assert [len(share) for share in shares] == [10] * 2000
+    counts = np.bincount(np.concatenate(shares), minlength=50)
+    assert (np.abs(counts - 400) < 5 * np.sqrt(20_000 * 0.02 * 0.98)).all()
+    assert parse_partition("bootstrap:10") == Bootstrap(10)
+    with pytest.raises(DataError, match="samples is 0"):
+        Bootstrap(0)

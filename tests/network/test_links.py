@@ -1,8 +1,8 @@
 """Links appear as often as declared, in the directions declared, and a bad edge is named.
 
 Frequencies are compared per edge, within 4 standard errors and with a fixed seed, so a test either holds or
-does not. For the 56 edges here a sound generator would miss for 56 · 6e-5 = 0.4% of all seeds, so this seed is
-not a lucky one, while a probability that is off by 0.03 is found.
+does not. For the 56 edges here a sound generator would miss for 56 · 6e-5 = 0.4% of all seeds, so this seed
+is not a lucky one, while a probability that is off by 0.03 is found.
 """
 
 from __future__ import annotations

@@ -281,10 +281,11 @@ def test_equal_clocks_without_delay_are_lockstep_exactly(setting: Setting, every
     assert sorted(one.step_rows) == sorted(two.step_rows)
 
 
-def test_equal_clocks_without_delay_are_lockstep_exactly_over_many_windows() -> None:
-    graph = nx.gnp_random_graph(40, 0.2, seed=1, directed=True)
+@pytest.mark.parametrize(("n", "steps"), [(6, 40), (40, 12)])
+def test_equal_clocks_without_delay_are_lockstep_exactly_over_many_windows(n: int, steps: int) -> None:
+    graph = nx.gnp_random_graph(n, 0.3, seed=1, directed=True)
     nx.set_edge_attributes(graph, 0.5, "probability")
-    lockstep = play(Setting(graph, Lockstep(loss=0.1), steps=12, snapshot_every=1000))
+    lockstep = play(Setting(graph, Lockstep(loss=0.1), steps=steps, snapshot_every=1000))
     virtual = play(lockstep.setting, timing=VirtualTime(loss=0.1))
     assert waves_of(lockstep) == waves_of(virtual)
     assert sorted(lockstep.rows) == sorted(virtual.rows)

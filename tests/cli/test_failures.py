@@ -1,0 +1,106 @@
+"""Bad input is refused with a sentence, an exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["quikstart"], "did you mean 'quickstart'?"),
+        (["missing.py"], "there is no file missing.py"),
+        (["quickstart", "--backend", "rey"], "did you mean 'ray'?"),
+        (["quickstart", "--clients-per-actor", "many"], "'auto' or a whole number"),
+        (["quickstart", "--set", "steps"], "path=value"),
+        (["quickstart", "--set", "step=3"], "did you mean 'steps'?"),
+        (["quickstart", "--set", "protocol.lrr=3"], "did you mean 'protocol.lr'?"),
+        (["quickstart", "--set", "steps=few"], "steps is 'few'; it must be a whole number"),
+        (["quickstart", "--set", "protocol.batch=few"], "protocol.batch is 'few'; it must be a number"),
+        (["quickstart", "--set", "protocol.lr=-1"], "learning rate of -1"),
+        (["quickstart", "--set", "evaluate_every=often"], "evaluate_every is 'often'"),
+        (["quickstart", "--set", "timing=Lockstop()"], "did you mean 'Lockstep'?"),
+        (["quickstart", "--set", "timing=__import__('os').system('true')"], "cannot read"),
+        (["quickstart", "--set", "problem.dataset=digitz"], "digits"),
+        (["quickstart", "--set", "topology.probability=1.4"], "1.4"),
+        (["quickstart", "--set", "topology.n_or_base=7"], "7 nodes, but the problem has 20 clients"),
+        (["quickstart", "--device", "abacus"], "abacus"),
+    ],
+)
+def test_bad_input_ends_with_2_and_says_what_to_do(
+    cli: Any, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    done = cli("run", *arguments)
+    assert done.exit_code == 2, (done.stderr, done.exception)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "runs").glob("*"))
+
+
+def test_a_directory_that_holds_a_run_is_not_touched(cli: Any, own: Path, tmp_path: Path) -> None:
+    cli("run", own, "--out", tmp_path / "r")
+    done = cli("run", own, "--out", tmp_path / "r")
+    assert done.exit_code == 2
+    assert "already holds a run" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("def scenario(", "def scenario(]", "own.py, line 8: SyntaxError"),
+        ("lr=lr)", "lr=undefined)", "own.py, line 13: NameError: name 'undefined' is not defined"),
+        ("steps=steps", "steps=-1", "own.py, line 13: steps is -1"),
+        ("from topologies import", "from topologies_ import", "own.py, line 5: ModuleNotFoundError"),
+        ("return Scenario(", "return dict(", "returned {'name'"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_its_line(
+    cli: Any, own: Path, old: str, new: str, words: str
+) -> None:
+    own.write_text(own.read_text().replace(old, new))
+    done = cli("run", own)
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+def test_divergence_ends_with_3_and_the_partial_run_can_be_shown(cli: Any, own: Path, tmp_path: Path) -> None:
+    done = cli("run", own, "--set", "lr=1e30", "--set", "steps=200", "--out", tmp_path / "r")
+    assert done.exit_code == 3
+    assert "lower the learning rate" in done.stderr
+    assert f"asyncfed show {tmp_path / 'r'}" in done.stderr
+    shown = cli("show", tmp_path / "r")
+    assert shown.exit_code == 0
+    assert "failed: a partial run" in shown.stdout
+
+
+def test_what_is_no_run_ends_with_4(cli: Any, own: Path, tmp_path: Path) -> None:
+    for command in ("show", "trace"):
+        done = cli(command, tmp_path / "nothing")
+        assert done.exit_code == 4
+        assert "there is no run" in done.stderr
+    cli("run", own, "--out", tmp_path / "r")
+    for chunk in (tmp_path / "r" / "trace").glob("messages-*"):
+        chunk.write_bytes(chunk.read_bytes()[:50])
+    assert cli("trace", tmp_path / "r").exit_code == 4
+
+
+def test_unknown_columns_and_tables_suggest_the_nearest(cli: Any, own: Path, tmp_path: Path) -> None:
+    cli("run", own, "--out", tmp_path / "r")
+    assert "did you mean 'edge'?" in cli("trace", tmp_path / "r", "--by", "edges").stderr
+    assert "did you mean 'bytes'?" in cli("trace", tmp_path / "r", "--sort", "byte").stderr
+    assert cli("trace", tmp_path / "r", "--edge", 0, 99).exit_code == 4
+
+
+def test_usage_errors_end_with_2(cli: Any) -> None:
+    assert cli("run").exit_code == 2
+    assert cli("walk").exit_code == 2
+    assert cli("trace", "x", "--top", "0").exit_code == 2
+
+
+def test_debug_shows_the_error_itself(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNCFED_DEBUG", "1")
+    done = cli("run", "quikstart")
+    assert type(done.exception).__name__ == "UnknownNameError"

@@ -1,0 +1,75 @@
+"""Pictures can be drawn of every kind of run, and of nothing that was not recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import networkx as nx
+import pytest
+from matplotlib.image import imread
+
+from asyncfed import Scenario, VirtualTime, load, run
+from asyncfed.errors import DivergenceError
+from asyncfed.problems import classification, quadratic
+from asyncfed.protocols import SGP, Local
+from asyncfed.report import pictures
+from topologies import edgeless, fully_connected, ring, stochastic_directed, stochastic_undirected
+
+
+def names(paths: list[Path]) -> list[str]:
+    for path in paths:
+        height, width = imread(path).shape[:2]
+        assert width > 400
+        assert height > 300
+    return [path.name for path in paths]
+
+
+@pytest.mark.parametrize("clients", [2, 5, 60])
+def test_all_three_pictures_of_a_classification(tmp_path: Path, clients: int) -> None:
+    scenario = Scenario(
+        problem=classification("digits", clients=clients, partition="dirichlet:0.4"),
+        topology=stochastic_directed(clients, seed=1),
+        protocol=SGP(steps=3, lr=0.1),
+    )
+    result = run(scenario, out=tmp_path / "r")
+    assert names(pictures(result)) == ["learning.png", "network.png", "clients.png"]
+    assert names(pictures(result, tmp_path / "elsewhere")) == ["learning.png", "network.png", "clients.png"]
+    assert (tmp_path / "elsewhere" / "network.png").exists()
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [fully_connected(6), stochastic_undirected(ring(6), seed=1), stochastic_directed(6, probability=0.5)],
+)
+def test_virtual_time_and_other_networks(tmp_path: Path, topology: nx.Graph) -> None:
+    scenario = Scenario(
+        problem=quadratic(clients=6),
+        topology=topology,
+        protocol=SGP(steps=10, lr=0.05, order="4a"),
+        timing=VirtualTime(compute="exponential(1.0)", latency=0.1, loss=0.05),
+    )
+    result = run(scenario, out=tmp_path / "r")
+    assert names(pictures(result)) == ["learning.png", "network.png", "clients.png"]
+
+
+def test_more_clients_than_a_matrix_can_show(tmp_path: Path) -> None:
+    scenario = Scenario(problem=quadratic(clients=500), topology=ring(500), protocol=SGP(steps=2, lr=0.1))
+    assert names(pictures(run(scenario, out=tmp_path / "r"))) == [
+        "learning.png",
+        "network.png",
+        "clients.png",
+    ]
+
+
+def test_where_nothing_was_sent_there_is_no_network_to_draw(tmp_path: Path) -> None:
+    scenario = Scenario(problem=quadratic(clients=3), topology=edgeless(3), protocol=Local(steps=4, lr=0.1))
+    assert names(pictures(run(scenario, out=tmp_path / "r"))) == ["learning.png", "clients.png"]
+
+
+def test_a_partial_run_is_drawn_as_far_as_it_went(tmp_path: Path) -> None:
+    scenario = Scenario(
+        problem=quadratic(clients=3), topology=fully_connected(3), protocol=SGP(steps=100, lr=1e30)
+    )
+    with pytest.raises(DivergenceError):
+        run(scenario, out=tmp_path / "r")
+    assert "clients.png" not in names(pictures(load(tmp_path / "r")))
