@@ -1,7 +1,7 @@
 """asyncfed: asynchronous, actor-based simulation of federated and decentralized learning.
 
-A scenario is a Python value, `run` returns a result, a result has metrics and a trace. Imports are lazy: `import asyncfed` costs
-nothing until a name is used.
+A scenario is a Python value, `run` returns a result, a result has metrics and a trace. Imports are lazy:
+`import asyncfed` costs nothing until a name is used.
 """
 
 from __future__ import annotations
@@ -30,15 +30,23 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "asyncfed.errors": (
-        "ActorLostError", "AsyncfedError", "DataError", "DivergenceError", "RunError", "RunExistsError", "ScenarioError",
-        "TopologyError", "TraceError", "UnknownNameError",
+        "ActorLostError",
+        "AsyncfedError",
+        "DataError",
+        "DivergenceError",
+        "RunError",
+        "RunExistsError",
+        "ScenarioError",
+        "TopologyError",
+        "TraceError",
+        "UnknownNameError",
     ),
     "asyncfed.network": ("Lockstep", "VirtualTime"),
     "asyncfed.result": ("Result", "load"),
     "asyncfed.runner": ("Progress", "run"),
     "asyncfed.scenario": ("Scenario",),
     "asyncfed.trace": ("Trace",),
-}  # fmt: skip
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __version__ = "0.1.0"

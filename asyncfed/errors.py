@@ -1,8 +1,9 @@
 """Everything that can go wrong, in one tree.
 
-A message names the value that was given, what is allowed, and what to do about it. Whose fault it is decides the
-class: `ScenarioError` is the user's input (raised before anything runs), `RunError` is something that happened while
-running (what was recorded so far stays readable), `TraceError` is a file that cannot be read as what it claims to be.
+A message names the value that was given, what is allowed, and what to do about it. Whose fault it is decides
+the class: `ScenarioError` is the user's input (raised before anything runs), `RunError` is something that
+happened while running (what was recorded so far stays readable), `TraceError` is a file that cannot be read
+as what it claims to be.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ class UnknownNameError(ScenarioError):
         nearest = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         listing = ", ".join(choices) if choices else "(none)"
-        super().__init__(f"unknown {what} {name!r}{hint} Known: {listing}" if hint else f"unknown {what} {name!r}; known: {listing}")
+        super().__init__(
+            f"unknown {what} {name!r}{hint} Known: {listing}"
+            if hint
+            else f"unknown {what} {name!r}; known: {listing}"
+        )
         self.name = name
         self.nearest = nearest[0] if nearest else None
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Result:
     """Metrics and trace of a run.
 
-    `metrics` has a row per evaluation, `clients` a row per client, `trace` answers questions about every edge; `status` is complete,
-    interrupted, failed, or running.
+    `metrics` has a row per evaluation, `clients` a row per client, `trace` answers questions about every
+    edge; `status` is complete, interrupted, failed, or running.
     """
 
     def __init__(self, directory: RunDirectory, final: dict[str, torch.Tensor] | None = None) -> None:
@@ -47,8 +47,10 @@ class Result:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row per evaluation: step, virtual_time, train_loss, the problem's metrics over all test samples, their 10th percentile
-        over clients where it makes sense, consensus, messages and bytes so far."""
+        """One row per evaluation: step, virtual_time, train_loss, the problem's metrics over all test
+        samples, their 10th percentile over clients where it makes sense, consensus, messages and bytes so
+        far.
+        """
         return self._table("metrics.jsonl")
 
     @cached_property
@@ -76,11 +78,16 @@ class Result:
 
     @property
     def final(self) -> dict[str, torch.Tensor]:
-        """The final variables of all clients, stacked: "inner" (the models, one flat row each), "outer", and the protocol's own."""
+        """The final variables of all clients, stacked: "inner" (the models, one flat row each), "outer", and
+        the protocol's own.
+        """
         if self._final is None:
             saved = self.path / "final.safetensors"
             if not saved.exists():
-                raise ScenarioError(f"{self.path} holds no final variables; run with save_final=True (--save-final) to keep them")
+                raise ScenarioError(
+                    f"{self.path} holds no final variables; "
+                    "run with save_final=True (--save-final) to keep them"
+                )
             from safetensors.torch import load_file
 
             self._final = load_file(saved)

@@ -59,13 +59,15 @@ def run(
     Parameters
     ----------
     backend
-        "local": all clients in this process. "ray": clients in Ray actors, one each unless that would not fit into memory.
+        "local": all clients in this process. "ray": clients in Ray actors, one each unless that would
+        not fit into memory.
     clients_per_actor
         How many clients share a Ray actor; "auto" is one each where that fits.
     device
         "auto" (a GPU where there is one), "cpu", "cuda", …
     address
-        An existing Ray cluster, "auto" for the one this machine belongs to; without it Ray is started on this machine.
+        An existing Ray cluster, "auto" for the one this machine belongs to; without it Ray is started on this
+        machine.
     out
         The run directory; by default a new numbered one under `runs/` (or $ASYNCFED_RUNS).
     save_final
@@ -113,7 +115,10 @@ def run(
         if save_final:
             from safetensors.torch import save_file
 
-            save_file({name: tensor.contiguous() for name, tensor in final.items()}, directory.path / "final.safetensors")
+            save_file(
+                {name: tensor.contiguous() for name, tensor in final.items()},
+                directory.path / "final.safetensors",
+            )
         status = "complete"
     except KeyboardInterrupt:
         status, error = "interrupted", "stopped by the user"
@@ -123,7 +128,10 @@ def run(
         raise
     finally:
         _close(engine, writer)
-        manifest |= {"wall_seconds": round(time.perf_counter() - started, 3), "totals": writer.totals._asdict()}
+        manifest |= {
+            "wall_seconds": round(time.perf_counter() - started, 3),
+            "totals": writer.totals._asdict(),
+        }
         directory.write_manifest(status=status, **manifest, **({"error": error} if error else {}))
     return Result(directory, final)
 
@@ -136,10 +144,12 @@ def _close(engine: Backend | None, writer: TraceWriter) -> None:
         writer.close()
 
 
-def _check_options(backend: str, clients_per_actor: object, device: str, tap: Tap | None, clients: int) -> None:
+def _check_options(
+    backend: str, clients_per_actor: object, device: str, tap: Tap | None, clients: int
+) -> None:
     if backend not in ("local", "ray"):
         raise UnknownNameError("backend", backend, ("local", "ray"))
-    if clients_per_actor != "auto" and not (isinstance(clients_per_actor, int) and 1 <= clients_per_actor):
+    if clients_per_actor != "auto" and not (isinstance(clients_per_actor, int) and clients_per_actor >= 1):
         raise ScenarioError(f"clients_per_actor is {clients_per_actor!r}; it must be 'auto' or at least 1")
     if tap is not None and backend != "local":
         raise ScenarioError("a tap sees every step in this process, so it needs backend='local'")
@@ -147,9 +157,13 @@ def _check_options(backend: str, clients_per_actor: object, device: str, tap: Ta
         try:
             kind = torch.device(device).type
         except RuntimeError:
-            raise ScenarioError(f"device is {device!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'") from None
+            raise ScenarioError(
+                f"device is {device!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'"
+            ) from None
         if kind == "cuda" and backend == "local" and not torch.cuda.is_available():
-            raise ScenarioError("device is 'cuda', but this machine has no usable GPU; use device='cpu' or 'auto'")
+            raise ScenarioError(
+                "device is 'cuda', but this machine has no usable GPU; use device='cpu' or 'auto'"
+            )
 
 
 def _open_backend(
@@ -210,9 +224,13 @@ def _clients(item: Evaluation) -> list[dict[str, Any]]:
     ]
 
 
-def _progress(tick: Tick, clients: int, loss: float | None, writer: TraceWriter, started: float, note: str) -> Progress:
+def _progress(
+    tick: Tick, clients: int, loss: float | None, writer: TraceWriter, started: float, note: str
+) -> Progress:
     elapsed = time.perf_counter() - started
-    return Progress(tick.phase, tick.steps_done, tick.steps_planned, clients, loss, writer.totals, elapsed, note)
+    return Progress(
+        tick.phase, tick.steps_done, tick.steps_planned, clients, loss, writer.totals, elapsed, note
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -1,7 +1,9 @@
-"""A scenario: a problem, a network, a protocol and a seed; a Python value that can be written down and read again.
+"""A scenario: a problem, a network, a protocol and a seed; a Python value that can be written down and read
+again.
 
-`check` refuses what cannot be run before anything runs. `scenario_to_data` turns a scenario into plain data (which a run directory
-keeps), `scenario_from_data` back; only types listed here are ever built from data, and nothing is unpickled.
+`check` refuses what cannot be run before anything runs. `scenario_to_data` turns a scenario into plain data
+(which a run directory keeps), `scenario_from_data` back; only types listed here are ever built from data, and
+nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -14,7 +16,17 @@ from typing import Any, Literal
 import networkx as nx
 
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
-from asyncfed.network import FastestMixing, Given, Lockstep, Metropolis, Table, Timing, Uniform, VirtualTime, Weights
+from asyncfed.network import (
+    FastestMixing,
+    Given,
+    Lockstep,
+    Metropolis,
+    Table,
+    Timing,
+    Uniform,
+    VirtualTime,
+    Weights,
+)
 from asyncfed.network.distributions import Constant, Exponential, LogNormal
 from asyncfed.network.distributions import Uniform as UniformTime
 from asyncfed.network.links import Network
@@ -25,7 +37,8 @@ from asyncfed.protocols.phase import ProtocolLike
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        SGP, DSGD, FedAvg, Local, StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform, Metropolis, FastestMixing, Given,
+        SGP, DSGD, FedAvg, Local, StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform, Metropolis,
+        FastestMixing, Given,
     )
 }  # fmt: skip
 _DURATIONS = (Constant, Exponential, LogNormal, UniformTime)
@@ -40,13 +53,15 @@ class Scenario:
     problem
         Losses, initial values and the clients' data; see `asyncfed.problems`.
     topology
-        A networkx graph whose edges carry `probability` (and, where wanted, `latency`, `bandwidth`, `loss`): one node per client.
+        A networkx graph whose edges carry `probability` (and, where wanted, `latency`, `bandwidth`, `loss`):
+        one node per client.
     protocol
         The method, for instance `SGP(steps=200, lr=0.05)`.
     timing
         `Lockstep()`, the papers' rounds, or `VirtualTime(…)`, everybody at its own pace.
     weights
-        What a sender gives to whom: `Uniform()` over the links it has, `Metropolis()`, `FastestMixing()`, `Given(matrix)`.
+        What a sender gives to whom: `Uniform()` over the links it has, `Metropolis()`, `FastestMixing()`,
+        `Given(matrix)`.
     seed
         Decides links, losses, delays, minibatches and initial values.
     precision
@@ -78,8 +93,14 @@ def check(scenario: Scenario) -> Network:
         raise ScenarioError(f"precision is {scenario.precision!r}; it must be 'float32' or 'float64'")
     if scenario.evaluate_every is not None and not scenario.evaluate_every > 0:
         raise ScenarioError(f"evaluate_every is {scenario.evaluate_every}; it must be above 0, or None")
-    if isinstance(scenario.timing, Lockstep) and scenario.evaluate_every is not None and scenario.evaluate_every % 1:
-        raise ScenarioError(f"evaluate_every is {scenario.evaluate_every}; in lockstep it is a whole number of steps")
+    if (
+        isinstance(scenario.timing, Lockstep)
+        and scenario.evaluate_every is not None
+        and scenario.evaluate_every % 1
+    ):
+        raise ScenarioError(
+            f"evaluate_every is {scenario.evaluate_every}; in lockstep it is a whole number of steps"
+        )
     network = scenario.timing.network(scenario.topology)
     if network.n != scenario.problem.clients:
         raise TopologyError(
@@ -88,7 +109,7 @@ def check(scenario: Scenario) -> Network:
         )
     for phase in scenario.protocol.phases():
         heard = network if phase.sends else network.silent()
-        phase.check(heard, scenario.weights.prepare(heard))
+        phase.check(heard, (scenario.weights if phase.sends else Uniform()).prepare(heard))
     return network
 
 
@@ -116,14 +137,19 @@ def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
             raise UnknownNameError("key in a scenario", key, known)
     missing = [key for key in ("problem", "topology", "protocol") if key not in data]
     if missing:
-        raise ScenarioError(f"the scenario lacks {', '.join(missing)}; it was not written by this version of asyncfed")
+        raise ScenarioError(
+            f"the scenario lacks {', '.join(missing)}; it was not written by this version of asyncfed"
+        )
     if "own" in data["problem"]:
         raise ScenarioError(
-            f"the problem {data['problem']['own']!r} was made of a user's own functions, which are not stored with a run; "
+            f"the problem {data['problem']['own']!r} was made of a user's own functions, "
+            "which are not stored with a run; "
             "build the scenario from the Python file that defines them"
         )
     values = {key: _decode(value) for key, value in data.items() if key not in ("problem", "topology")}
-    return Scenario(problem=problem_from_recipe(data["problem"]), topology=graph_from_data(data["topology"]), **values)
+    return Scenario(
+        problem=problem_from_recipe(data["problem"]), topology=graph_from_data(data["topology"]), **values
+    )
 
 
 def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
@@ -134,7 +160,9 @@ def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
     return {
         "directed": graph.is_directed(),
         "nodes": len(index) if list(index) == list(range(len(index))) else [_label(node) for node in index],
-        "about": {key: value for key, value in graph.graph.items() if isinstance(value, (str, int, float, bool))},
+        "about": {
+            key: value for key, value in graph.graph.items() if isinstance(value, (str, int, float, bool))
+        },
         "from": [a for a, _, _ in edges],
         "to": [b for _, b, _ in edges],
         "marks": {name: [_encode(marks.get(name)) for _, _, marks in edges] for name in names},
@@ -169,7 +197,9 @@ def _encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _encode(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and _TYPES.get(type(value).__name__) is type(value):
-        return {"type": type(value).__name__} | {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__} | {
+            f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)
+        }
     return {"own": repr(value)}
 
 
@@ -179,7 +209,9 @@ def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "own" in value:
-        raise ScenarioError(f"{value['own']} is not one of asyncfed's own types and cannot be built from data")
+        raise ScenarioError(
+            f"{value['own']} is not one of asyncfed's own types and cannot be built from data"
+        )
     if "type" not in value:
         return {key: _decode(item) for key, item in value.items()}
     name = value["type"]

@@ -1,4 +1,4 @@
-"""`make bench`: every figure in one run, printed as a table. `python -m benchmarks NAME …` runs some of them."""
+"""`make bench`: every figure in one run, as a table. `python -m benchmarks NAME …` runs some of them."""
 
 from __future__ import annotations
 

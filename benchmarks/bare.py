@@ -1,7 +1,7 @@
 """The bare mathematics: SGP (4b) written by hand, with no network, trace or runtime around it.
 
-`VmappedLoop` uses the same vmapped gradients in the same chunks and the same dense mixing as asyncfed; `HandBatched` writes the
-network's gradient out as batched matrix products, the real floor.
+`VmappedLoop` uses the same vmapped gradients in the same chunks and the same dense mixing as asyncfed;
+`HandBatched` writes the network's gradient out as batched matrix products, the real floor.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class HandBatched:
     def __init__(self, problem: Problem, *, batch: int, lr: float, seed: int = 0) -> None:
         self.loop = VmappedLoop(problem, batch=batch, lr=lr, chunk=problem.clients, seed=seed)
         layout = self.loop.layout
-        assert list(layout.names or ()) == ["hidden1.weight", "hidden1.bias", "head.weight", "head.bias"], layout.names
+        assert list(layout.names or ()) == ["hidden1.weight", "hidden1.bias", "head.weight", "head.bias"], (
+            layout.names
+        )
 
     def step(self) -> None:
         loop = self.loop

@@ -1,4 +1,6 @@
-"""An event-driven run, everything random, against the same gradients and weighted sums with nothing around them."""
+"""An event-driven run, everything random, against the same gradients and weighted sums with nothing around
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ STEPS = 6
 
 def event_driven(rounds: int = 3) -> list[Row]:
     timing = VirtualTime(
-        compute="exponential(1.0)", latency="exponential(0.5)", bandwidth=2e6, loss=0.02, factors={i: 3.0 for i in range(0, 100, 10)}
+        compute="exponential(1.0)",
+        latency="exponential(0.5)",
+        bandwidth=2e6,
+        loss=0.02,
+        factors=dict.fromkeys(range(0, 100, 10), 3.0),
     )
     scenario = reference(steps=STEPS, timing=timing)
     network = check(scenario)
@@ -38,7 +44,14 @@ def event_driven(rounds: int = 3) -> list[Row]:
             backend = LocalBackend(scenario.problem, seed=0, dtype=torch.float32, device="cpu")
             started = time.perf_counter()
             for _ in execute(
-                scenario.protocol, network, timing, scenario.weights, Streams(0), backend, writer, scenario.evaluate_every
+                scenario.protocol,
+                network,
+                timing,
+                scenario.weights,
+                Streams(0),
+                backend,
+                writer,
+                scenario.evaluate_every,
             ):
                 pass
             writer.close()
@@ -46,14 +59,20 @@ def event_driven(rounds: int = 3) -> list[Row]:
         bare.append(_bare(scenario))
     over = (statistics.median(full) - statistics.median(bare)) / client_steps * 1e3
     return [
-        Row("event-driven MLP, n=100: mathematics", f"{statistics.median(bare) / client_steps * 1e3:.2f} ms per client step"),
-        Row("event-driven MLP, n=100: run", f"{statistics.median(full) / client_steps * 1e3:.2f} ms per client step"),
+        Row(
+            "event-driven MLP, n=100: mathematics",
+            f"{statistics.median(bare) / client_steps * 1e3:.2f} ms per client step",
+        ),
+        Row(
+            "event-driven MLP, n=100: run",
+            f"{statistics.median(full) / client_steps * 1e3:.2f} ms per client step",
+        ),
         Row("overhead beyond the mathematics", f"{over:.2f} ms per client step", "≤ 1 ms", over <= 1.0),
     ]
 
 
 def _evaluations(backend: LocalBackend, scenario: Scenario) -> float:
-    """The two evaluations of a run (first and last) are not steps: their time, measured on the final models."""
+    """The first and the last evaluation of a run are not steps: their time, measured on the final models."""
     final = backend.final()
     started = time.perf_counter()
     for _ in range(2):
@@ -74,7 +93,9 @@ class _Nobody:
 
 
 def _bare(scenario: Scenario) -> float:
-    """The waves, known beforehand, with rows in a fixed pool: absorb by weighted sums, gradients, and nothing else."""
+    """The waves, known beforehand, with rows in a fixed pool: absorb by weighted sums, gradients, and nothing
+    else.
+    """
     network = check(scenario)
     timing, problem = scenario.timing, scenario.problem
     derivatives = Derivatives.of(problem)
@@ -100,8 +121,12 @@ def _bare(scenario: Scenario) -> float:
                 into += torch.nn.functional.embedding_bag(
                     slots, store, offsets, mode="sum", per_sample_weights=weights, include_last_offset=True
                 )
-        index = (torch.rand(len(clients), 64) * torch.from_numpy(shards.sizes[wave.absorption.clients])[:, None]).long()
-        descent, _ = derivatives.inner_gradient(z / omega, nothing[clients], shards.gather(clients, index), scale=-LR)
+        index = (
+            torch.rand(len(clients), 64) * torch.from_numpy(shards.sizes[wave.absorption.clients])[:, None]
+        ).long()
+        descent, _ = derivatives.inner_gradient(
+            z / omega, nothing[clients], shards.gather(clients, index), scale=-LR
+        )
         pool[emits], pool_omega[emits] = z, omega
         residue[clients], residue_omega[clients] = descent, torch.zeros_like(omega)
     return time.perf_counter() - started
@@ -114,7 +139,9 @@ def _plans(waves: list[Wave]) -> list[tuple[Wave, torch.Tensor, torch.Tensor]]:
     used = 0
     plans = []
     for wave in waves:
-        slots = torch.from_numpy(np.array([slot[s] for s in wave.absorption.sources.tolist()], dtype=np.int64))
+        slots = torch.from_numpy(
+            np.array([slot[s] for s in wave.absorption.sources.tolist()], dtype=np.int64)
+        )
         free.extend(slot.pop(s) for s in wave.released.tolist())
         emits = []
         for serial in wave.emits.tolist():

@@ -23,7 +23,12 @@ def reference_work(rounds: int = 12) -> list[Row]:
         Row("MLP, n=100: bare vmapped loop", f"{seconds['bare'] * 1e3:.0f} ms/step"),
         Row("MLP, n=100: hand-batched floor", f"{seconds['floor'] * 1e3:.0f} ms/step"),
         Row("MLP, n=100: local", f"{seconds['local'] * 1e3:.0f} ms/step"),
-        Row("local / bare", f"{seconds['local'] / seconds['bare']:.2f}", "≤ 1.15", seconds["local"] / seconds["bare"] <= 1.15),
+        Row(
+            "local / bare",
+            f"{seconds['local'] / seconds['bare']:.2f}",
+            "≤ 1.15",
+            seconds["local"] / seconds["bare"] <= 1.15,
+        ),
         Row("local / hand-batched floor", f"{seconds['local'] / seconds['floor']:.2f}", "reported"),
     ]
 

@@ -1,4 +1,6 @@
-"""The Ray backend against the local one, in steady state: packed into two actors, and one client in each of a hundred."""
+"""The Ray backend against the local one, in steady state: packed into two actors, and one client in each of a
+hundred.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def many_actors() -> list[Row]:
 
 
 def _steady(scenario: Scenario, *, skip: int, **options: object) -> tuple[float, float, float]:
-    """(seconds per step once it is going, seconds until the first step, most memory used by anybody, in GiB)."""
+    """(seconds per step once it is going, seconds until the first step, most memory used, in GiB)."""
     at: list[float] = []
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory, _Memory() as memory:
@@ -50,7 +52,11 @@ def _steady(scenario: Scenario, *, skip: int, **options: object) -> tuple[float,
     # On Ray the driver is a few waves ahead of the actors at any time, the same few at both ends.
     steps = len(at) - skip
     last = ended if options.get("backend") == "ray" else at[-1]
-    return (last - at[skip - 1]) / (steps + (3 if options.get("backend") == "ray" else 0)), at[0] - started, memory.most
+    return (
+        (last - at[skip - 1]) / (steps + (3 if options.get("backend") == "ray" else 0)),
+        at[0] - started,
+        memory.most,
+    )
 
 
 class _Memory:

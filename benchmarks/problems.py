@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 
 import torch
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
 
 from asyncfed import Scenario
-from asyncfed.data import Bootstrap, IID, client_data_from_lists
+from asyncfed.data import IID, Bootstrap, client_data_from_lists
 from asyncfed.models import build_model, initial_parameters
 from asyncfed.problems import Problem, classification
 from asyncfed.protocols import SGP
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 from topologies import random_graph, stochastic_directed
 
 NEVER = 10**9
@@ -20,13 +20,16 @@ LR = 0.05
 
 
 def reference_problem(clients: int = 100) -> Problem:
-    """MLP 784-200-10: MNIST where its files are at hand, otherwise random images of the same shape (the cost is the same)."""
+    """MLP 784-200-10: MNIST where its files are at hand, otherwise random images of the same shape (the cost
+    is the same).
+    """
     if os.environ.get("ASYNCFED_DATA"):
         return classification("mnist", clients=clients, model="mlp:200", partition=IID(), limit=20_000)
     generator = torch.Generator().manual_seed(0)
     module = build_model("mlp:200", 784, 10)
     lists = [
-        (torch.rand(120, 784, generator=generator), torch.randint(0, 10, (120,), generator=generator)) for _ in range(clients)
+        (torch.rand(120, 784, generator=generator), torch.randint(0, 10, (120,), generator=generator))
+        for _ in range(clients)
     ]
     return Problem(
         name="random images",

@@ -1,4 +1,6 @@
-"""Ten thousand clients: time and memory grow with the edges. Each size runs in a process of its own, so that memory can be told."""
+"""Ten thousand clients: time and memory grow with the edges. Each size runs in a process of its own, so that
+memory can be told.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def sizes() -> list[Row]:
 
 
 def _measured(clients: int) -> dict[str, float]:
-    done = subprocess.run([sys.executable, "-m", "benchmarks.sizes", str(clients)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.sizes", str(clients)], capture_output=True, text=True, check=True
+    )
     measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return measured
 

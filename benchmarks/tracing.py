@@ -7,7 +7,6 @@ import tempfile
 import time
 from pathlib import Path
 
-
 from asyncfed.network.links import compile_network
 from asyncfed.network.lockstep import LockstepTimeline
 from asyncfed.network.waves import Conversation

@@ -1,4 +1,6 @@
-"""What tests share: one Ray cluster for all that need it, and one torch thread, so that small steps do not fight for cores."""
+"""What tests share: one Ray cluster for all that need it, and one torch thread, so that small steps do not
+fight for cores.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,8 @@ def ray_cluster() -> Iterator[None]:
     import ray
 
     if not ray.is_initialized():
-        ray.init(address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, logging_level="error")
+        ray.init(
+            address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, logging_level="error"
+        )
     yield
     ray.shutdown()

@@ -10,7 +10,16 @@ import networkx as nx
 import pytest
 import torch
 
-from asyncfed import Lockstep, Scenario, ScenarioError, TopologyError, UnknownNameError, VirtualTime, load, run
+from asyncfed import (
+    Lockstep,
+    Scenario,
+    ScenarioError,
+    TopologyError,
+    UnknownNameError,
+    VirtualTime,
+    load,
+    run,
+)
 from asyncfed.data import client_data_from_lists
 from asyncfed.network import Exponential, Given, LogNormal, Metropolis, Table
 from asyncfed.problems import Problem, classification, quadratic
@@ -19,12 +28,16 @@ from asyncfed.scenario import check, scenario_from_data, scenario_to_data
 from topologies import fully_connected, ring, stochastic_directed, with_links
 
 SCENARIOS = [
-    Scenario(problem=quadratic(clients=3), topology=stochastic_directed(3, seed=1), protocol=SGP(steps=3, lr=0.1)),
+    Scenario(
+        problem=quadratic(clients=3), topology=stochastic_directed(3, seed=1), protocol=SGP(steps=3, lr=0.1)
+    ),
     Scenario(
         problem=classification("digits", clients=4, partition="shards:3", seed=9),
         topology=with_links(ring(4), latency=0.25, bandwidth=1e6, loss=0.01),
         protocol=SGP(steps=3, lr=StepDecay(0.1, at=(1, 2)), order="4a", batch=None),
-        timing=VirtualTime(compute=LogNormal(1.0, 0.5), latency=Exponential(0.3), factors={2: 10.0}, horizon=7.5),
+        timing=VirtualTime(
+            compute=LogNormal(1.0, 0.5), latency=Exponential(0.3), factors={2: 10.0}, horizon=7.5
+        ),
         weights=Metropolis(),
         seed=7,
         precision="float64",
@@ -38,8 +51,15 @@ SCENARIOS = [
         timing=VirtualTime(compute=Table(((1.0, 2.0), (3.0,)))),
         weights=Given(((0.5, 0.5), (0.5, 0.5))),
     ),
-    Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=DSGD(steps=1, lr=0.1), weights=Metropolis()),
-    Scenario(problem=quadratic(clients=2), topology=fully_connected(2), protocol=Local(steps=2, lr=0.1), timing=Lockstep(loss=0.0)),
+    Scenario(
+        problem=quadratic(clients=3), topology=ring(3), protocol=DSGD(steps=1, lr=0.1), weights=Metropolis()
+    ),
+    Scenario(
+        problem=quadratic(clients=2),
+        topology=fully_connected(2),
+        protocol=Local(steps=2, lr=0.1),
+        timing=Lockstep(loss=0.0),
+    ),
 ]
 
 
@@ -51,7 +71,9 @@ def test_a_scenario_survives_being_written_down(scenario: Scenario) -> None:
     for part in ("protocol", "timing", "weights", "seed", "precision", "evaluate_every", "name"):
         assert getattr(again, part) == getattr(scenario, part), part
     assert nx.utils.graphs_equal(again.topology, scenario.topology)
-    for mine, theirs in zip(again.problem.data.train.tensors, scenario.problem.data.train.tensors, strict=True):
+    for mine, theirs in zip(
+        again.problem.data.train.tensors, scenario.problem.data.train.tensors, strict=True
+    ):
         assert torch.equal(mine, theirs)
 
 
@@ -88,10 +110,15 @@ def _own_problem(clients: int = 3) -> Problem:
 
 def test_a_users_own_problem_runs_and_says_that_it_cannot_be_rebuilt(tmp_path: Path) -> None:
     scenario = Scenario(
-        problem=_own_problem(), topology=fully_connected(3), protocol=FedAvg(steps=60, lr=0.5, batch=None), precision="float64"
+        problem=_own_problem(),
+        topology=fully_connected(3),
+        protocol=FedAvg(steps=60, lr=0.5, batch=None),
+        precision="float64",
     )
     result = run(scenario, out=tmp_path / "run")
-    torch.testing.assert_close(result.final["inner"], torch.ones(3, 1, dtype=torch.float64), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        result.final["inner"], torch.ones(3, 1, dtype=torch.float64), rtol=0, atol=1e-10
+    )
     assert result.metrics.distance.iloc[-1] == pytest.approx(2 / 3)
     with pytest.raises(ScenarioError, match="'mean of numbers' was made of a user's own functions"):
         _ = load(tmp_path / "run").scenario
@@ -148,11 +175,16 @@ def test_bad_options_are_refused(options: dict[str, object], message: str, tmp_p
 
 def test_isolated_clients_are_fine_for_local(tmp_path: Path) -> None:
     lonely = nx.empty_graph(3)
-    run(Scenario(problem=quadratic(clients=3), topology=lonely, protocol=Local(steps=2, lr=0.1, batch=None)), out=tmp_path / "run")
+    run(
+        Scenario(problem=quadratic(clients=3), topology=lonely, protocol=Local(steps=2, lr=0.1, batch=None)),
+        out=tmp_path / "run",
+    )
 
 
 def test_an_output_directory_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
-    scenario = Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=SGP(steps=2, lr=0.1, batch=None))
+    scenario = Scenario(
+        problem=quadratic(clients=3), topology=ring(3), protocol=SGP(steps=2, lr=0.1, batch=None)
+    )
     run(scenario, out=tmp_path / "run")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     with pytest.raises(ScenarioError, match="already holds a run"):
@@ -165,7 +197,13 @@ def test_a_users_own_graph_with_names_for_nodes(tmp_path: Path) -> None:
     graph.add_edge("ann", "bob", probability=0.9)
     graph.add_edge("bob", "cid", probability=0.5)
     graph.add_edge("cid", "ann", probability=1.0, loss=0.1)
-    scenario = Scenario(problem=quadratic(clients=3), topology=graph, protocol=SGP(steps=5, lr=0.1, batch=None))
+    scenario = Scenario(
+        problem=quadratic(clients=3), topology=graph, protocol=SGP(steps=5, lr=0.1, batch=None)
+    )
     result = run(scenario, out=tmp_path / "run")
-    assert list(zip(result.trace.edges().sender, result.trace.edges().receiver, strict=True)) == [(0, 1), (1, 2), (2, 0)]
+    assert list(zip(result.trace.edges().sender, result.trace.edges().receiver, strict=True)) == [
+        (0, 1),
+        (1, 2),
+        (2, 0),
+    ]
     assert list(load(tmp_path / "run").scenario.topology.nodes) == ["ann", "bob", "cid"]

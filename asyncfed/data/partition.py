@@ -1,9 +1,9 @@
 """Who gets which sample: partitions of labelled samples over clients.
 
 A partition is a small frozen value with one method, `split`: labels in, one sorted array of sample numbers
-per client out, none empty and (but for `Bootstrap`) disjoint. All randomness comes from the stream "partition" of the seed; a redraw
-(Dirichlet partitions can leave a client with nothing) is the next row of that stream, so it moves nothing
-else.
+per client out, none empty and (but for `Bootstrap`) disjoint. All randomness comes from the stream
+"partition" of the seed; a redraw (Dirichlet partitions can leave a client with nothing) is the next row of
+that stream, so it moves nothing else.
 """
 
 from __future__ import annotations
@@ -167,9 +167,13 @@ _TEXTS: dict[str, Callable[[str], Partition]] = {
     "dirichlet-classes": lambda value: DirichletOverClasses(float(value)),
     "bootstrap": lambda value: Bootstrap(int(value)),
 }
+
+
 @dataclass(frozen=True)
 class Bootstrap:
-    """Every client draws `samples` of them for itself, so clients share samples: for more clients than a dataset has room for."""
+    """Every client draws `samples` of them for itself, so clients share samples: for more clients than a
+    dataset has room for.
+    """
 
     samples: int
 
@@ -186,7 +190,9 @@ PARTITIONS = (IID, LabelShards, DirichletOverClients, DirichletOverClasses, Boot
 
 
 def parse_partition(text: str) -> Partition:
-    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4", "dirichlet-classes:0.4" or "bootstrap:16"."""
+    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4", "dirichlet-classes:0.4" or
+    "bootstrap:16".
+    """
     kind, _, value = text.partition(":")
     if kind not in _TEXTS:
         raise UnknownNameError("partition", kind, _TEXTS)

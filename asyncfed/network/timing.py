@@ -81,9 +81,12 @@ class VirtualTime:
             )
         object.__setattr__(self, "compute", compute)
         object.__setattr__(self, "latency", as_distribution(self.latency))
-        pairs = self.factors.items() if isinstance(self.factors, Mapping) else enumerate(self.factors)
-        factors = {int(client): float(factor) for client, factor in pairs}
-        for client, factor in factors.items():
+        factors: dict[int, float] | tuple[float, ...]
+        if isinstance(self.factors, Mapping):
+            factors = {int(client): float(factor) for client, factor in self.factors.items()}
+        else:
+            factors = tuple(float(factor) for factor in self.factors)
+        for client, factor in _pairs(factors):
             if not 0 < factor < float("inf"):
                 raise ScenarioError(
                     f"the compute-time factor of client {client} is {factor}; it must be above 0"
@@ -113,8 +116,7 @@ class VirtualTime:
         assert not isinstance(self.compute, (str, float, int))
         if self.horizon is not None:
             return self.horizon / 20
-        assert isinstance(self.factors, Mapping)
-        slowest = max(self.factors.values(), default=1.0)
+        slowest = max((factor for _, factor in _pairs(self.factors)), default=1.0)
         # With stragglers most clients finish early in the run: look twice as often.
         return steps * self.compute.mean / 20 if slowest <= 1 else steps * self.compute.mean * slowest / 40
 
@@ -134,15 +136,23 @@ class VirtualTime:
         )  # fmt: skip
 
     def _factor_array(self, n: int) -> FloatArray:
-        assert isinstance(self.factors, Mapping)
+        if not isinstance(self.factors, Mapping) and len(self.factors) != n:
+            raise ScenarioError(
+                f"{len(self.factors)} compute-time factors are given for {n} clients; "
+                "give one each, or a mapping for some"
+            )
         array = np.ones(n)
-        for client, factor in self.factors.items():
+        for client, factor in _pairs(self.factors):
             if not 0 <= client < n:
                 raise ScenarioError(
                     f"a compute-time factor is given for client {client}, but clients are 0 to {n - 1}"
                 )
             array[client] = factor
         return array
+
+
+def _pairs(factors: Mapping[int, float] | Sequence[float]) -> list[tuple[int, float]]:
+    return list(factors.items()) if isinstance(factors, Mapping) else list(enumerate(factors))
 
 
 Timing: TypeAlias = Lockstep | VirtualTime

@@ -105,8 +105,9 @@ class VirtualTimeline:
         while len(queue) > 1:
             now, kind, client = heapq.heappop(queue)
             if kind == _LOOK:
-                yield from self._flush()
-                yield self._snapshot(now, final=False)
+                if self._horizon is None or now < self._horizon:  # at the horizon comes the final one
+                    yield from self._flush()
+                    yield self._snapshot(now, final=False)
                 looks += 1
                 heapq.heappush(queue, (talk.started_at + looks * self._every, _LOOK, 0))
             elif kind == _START:

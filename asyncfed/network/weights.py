@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -165,6 +166,17 @@ def _require_symmetric(network: Network, name: str) -> None:
 
 
 def _fastest_mixing(network: Network) -> FloatArray:
+    edges = list(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))
+    pairs = tuple((i, j) for i, j in edges if i < j)
+    by_pair = dict(zip(pairs, _solved(network.n, pairs), strict=True))
+    return np.array([by_pair[min(edge), max(edge)] for edge in edges])
+
+
+@lru_cache(maxsize=8)
+def _solved(n: int, pairs: tuple[tuple[int, int], ...]) -> tuple[float, ...]:
+    """The weight of each pair; kept, for the solver is slow and the same network is asked for twice."""
+    if not pairs:
+        return ()
     try:
         cvxpy: Any = importlib.import_module("cvxpy")  # as Any, for its own annotations are in part missing
     except ImportError:
@@ -172,11 +184,6 @@ def _fastest_mixing(network: Network) -> FloatArray:
             "FastestMixing needs cvxpy, which is not installed; "
             "run pip install 'asyncfed[fmmc]', or use Metropolis()"
         ) from None
-    n = network.n
-    once = network.senders < network.receivers
-    pairs = list(zip(network.senders[once].tolist(), network.receivers[once].tolist(), strict=True))
-    if not pairs:
-        return np.zeros(0)
     weight, modulus = cvxpy.Variable(len(pairs), nonneg=True), cvxpy.Variable()
     incidence = np.zeros((n, len(pairs)))
     for e, (i, j) in enumerate(pairs):
@@ -187,7 +194,12 @@ def _fastest_mixing(network: Network) -> FloatArray:
     problem = cvxpy.Problem(
         cvxpy.Minimize(modulus), [rest << modulus * np.eye(n), rest >> -modulus * np.eye(n), kept >= 0]
     )
-    problem.solve(solver=cvxpy.SCS if n > 40 else cvxpy.CLARABEL)
+    try:
+        problem.solve(solver=cvxpy.SCS if n > 40 else cvxpy.CLARABEL)
+    except cvxpy.error.SolverError as error:
+        raise ScenarioError(
+            f"the fastest-mixing chain could not be computed ({error}); use Metropolis()"
+        ) from None
     if weight.value is None:
         raise ScenarioError(
             f"the fastest-mixing chain could not be computed ({problem.status}); use Metropolis()"
@@ -196,11 +208,4 @@ def _fastest_mixing(network: Network) -> FloatArray:
     # The solver meets the constraints to its tolerance; scale down the little that a client would give away
     # too much.
     given = np.abs(incidence) @ found
-    found = found / max(1.0, float(given.max()))
-    by_pair = dict(zip(pairs, found.tolist(), strict=True))
-    return np.array(
-        [
-            by_pair[min(i, j), max(i, j)]
-            for i, j in zip(network.senders.tolist(), network.receivers.tolist(), strict=True)
-        ]
-    )
+    return tuple((found / max(1.0, float(given.max()))).tolist())

@@ -136,8 +136,9 @@ class Derivatives:
                 if "vmap" not in str(error):
                     raise
                 raise ScenarioError(
-                    f"the functions of problem {self.problem.name!r} cannot be run for many clients at once; give it "
-                    f"vectorize=False to run them one by one, or rewrite the line that torch.vmap refuses: {error}"
+                    f"the functions of problem {self.problem.name!r} cannot be run for many clients at once; "
+                    "give it vectorize=False to run them one by one, or "
+                    f"rewrite the line that torch.vmap refuses: {error}"
                 ) from error
             for result, (layout, out, scale) in zip(results, outputs, strict=True):
                 _write(layout, result, layout.views(out), scale)

@@ -2,15 +2,16 @@
 
 Nearly every method here exchanges weighted sums. In each step of a phase a client
 
-    absorbs    y = residue + Σ weight · payload     (what arrived, and the share of its own payload that it kept)
-    computes   step(y, minibatch) → payload φ(y), residue ψ(y)
-    emits      φ, which the network weighs and delivers; ψ stays at home as it is
+    absorbs    y = residue + Σ weight · payload     (what arrived, and the share of its own payload that it
+    kept) computes   step(y, minibatch) → payload φ(y), residue ψ(y) emits      φ, which the network weighs
+    and delivers; ψ stays at home as it is
 
-which is the paper's y_i ← Σ_j p_ji φ_j(y_j) + ψ_i(y_i) (001, Eq. 2). The functions see clients stacked along a leading axis (so that one call
-serves a block of them), but never which clients, nor how many there are elsewhere: z has shape (k, d), ω (k, 1), and the lines read as in the paper.
+which is the paper's y_i ← Σ_j p_ji φ_j(y_j) + ψ_i(y_i) (001, Eq. 2). The functions see clients stacked along
+a leading axis (so that one call serves a block of them), but never which clients, nor how many there are
+elsewhere: z has shape (k, d), ω (k, 1), and the lines read as in the paper.
 
-Tensors that are not exchanged (the outer variable, a running estimate) live in `memory`. A phase receives what the phase before it left behind
-(`carried`) and leaves the same behind for the next.
+Tensors that are not exchanged (the outer variable, a running estimate) live in `memory`. A phase receives
+what the phase before it left behind (`carried`) and leaves the same behind for the next.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class Phase(Protocol):
         steps: npt.NDArray[np.int64],
         room: Tensors,
     ) -> Emission:
-        """One step of clients whose own step counts are `steps`. `room` offers tensors that the residue may be written to."""
+        """One step of clients whose own step counts are `steps`. `room` offers tensors that the residue may
+        be written to.
+        """
 
     def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate: ...
 

@@ -47,7 +47,10 @@ class Diminishing:
     def __post_init__(self) -> None:
         _require_positive(self.lr)
         if not (self.after > 0 and self.power >= 0):
-            raise ScenarioError(f"a diminishing rate with after={self.after} and power={self.power} needs after > 0 and power ≥ 0")
+            raise ScenarioError(
+                f"a diminishing rate with after={self.after} and power={self.power} "
+                "needs after > 0 and power ≥ 0"
+            )
 
     def rates(self, steps: Steps) -> Rates:
         return np.asarray(self.lr / np.power(1.0 + steps / self.after, self.power), dtype=np.float64)

@@ -1,4 +1,5 @@
-"""Stochastic gradient push (001 Eq. 2–4, Alg. 2): consensus learning over links that come and go, in one direction or both.
+"""Stochastic gradient push (001 Eq. 2–4, Alg. 2): consensus learning over links that come and go, in one
+direction or both.
 
 | paper      | here             |                                                            |
 |------------|------------------|------------------------------------------------------------|
@@ -9,8 +10,9 @@
 | α_i        | alpha            | learning rate at the client's own step                     |
 | ζ_i        | batch            | minibatch                                                  |
 
-(4a) steps before it communicates (Assran et al. 2019), (4b) after (Nedić & Olshevsky 2016). In virtual time the same lines are asynchronous gradient push:
-a client that received nothing goes on with what it kept, and z and ω stay in the right proportion however late a message comes.
+(4a) steps before it communicates (Assran et al. 2019), (4b) after (Nedić & Olshevsky 2016). In virtual time
+the same lines are asynchronous gradient push: a client that received nothing goes on with what it kept, and z
+and ω stay in the right proportion however late a message comes.
 """
 
 from __future__ import annotations
@@ -62,9 +64,13 @@ class SGP:
         if self.steps < 0:
             raise ScenarioError(f"steps is {self.steps}; it must be at least 0")
         if self.order not in ("4a", "4b"):
-            raise ScenarioError(f"order is {self.order!r}; it must be '4a' (gradient before communication) or '4b' (after)")
+            raise ScenarioError(
+                f"order is {self.order!r}; it must be '4a' (gradient before communication) or '4b' (after)"
+            )
         if self.batch is not None and self.batch < 1:
-            raise ScenarioError(f"batch is {self.batch}; it must be at least 1, or None for all of a client's data")
+            raise ScenarioError(
+                f"batch is {self.batch}; it must be at least 1, or None for all of a client's data"
+            )
         if not 0 <= self.weight_decay < float("inf"):
             raise ScenarioError(f"weight_decay is {self.weight_decay}; it must be at least 0")
         check_rate(self.lr)
@@ -91,12 +97,16 @@ class SGP:
         z, omega = absorbed["z"], absorbed["omega"]
         alpha = torch.from_numpy(rates(self.lr, steps)).to(z)[:, None]
         x = z / omega
-        descent, loss = derivatives.inner_gradient(x, memory["lam"], batch, scale=-alpha, out=room.get("z"))  # −α ∇f(z/ω)
+        lam = memory["lam"]
+        descent, loss = derivatives.inner_gradient(
+            x, lam, batch, scale=-alpha, out=room.get("z")
+        )  # −α∇f(z/ω)
         if self.weight_decay:
             descent.addcmul_(x, alpha, value=-self.weight_decay)
         report = {"loss": loss}
         if self.order == "4a":
-            return Emission(payload={"z": descent.add_(z), "omega": omega}, report=report)  # φ = [z − α∇f; ω], ψ = 0
+            phi = {"z": descent.add_(z), "omega": omega}  # φ = [z − α∇f; ω], ψ = 0
+            return Emission(payload=phi, report=report)
         return Emission(payload=absorbed, residue={"z": descent}, report=report)  # φ = [z; ω], ψ = [−α∇f; 0]
 
     def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:

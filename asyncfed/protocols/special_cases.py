@@ -41,7 +41,8 @@ class FedAvg(SGP):
         always = bool((network.probability == 1).all()) and network.lossless
         if network.edges != n * (n - 1) or not always or not shares.doubly_stochastic:
             raise TopologyError(
-                f"FedAvg averages over all {n} clients in every step, so it needs every link, always up and without loss, and weights 1/{n}; "
+                f"FedAvg averages over all {n} clients in every step, "
+                f"so it needs every link, always up and without loss, and weights 1/{n}; "
                 f"use topologies.fully_connected({n}), or the protocol SGP"
             )
 

@@ -1,14 +1,16 @@
 """A block: k clients whose state stands stacked, and the arithmetic of their steps.
 
-One block of all clients in this process is the local backend; blocks in actors are the Ray backend. A block knows nothing of either. For each of its
-clients it keeps the residue ψ of the last step; the payloads φ that somebody in the block may still absorb stand in a pool, one row each.
+One block of all clients in this process is the local backend; blocks in actors are the Ray backend. A block
+knows nothing of either. For each of its clients it keeps the residue ψ of the last step; the payloads φ that
+somebody in the block may still absorb stand in a pool, one row each.
 
-    absorb   y = ψ + Σ weight · φ      a dense product where most of the pool is wanted, a weighted bag of rows where little is
-    compute  the phase's step on y     in chunks of clients, so that temporaries stay small enough for the allocator to reuse
+    absorb   y = ψ + Σ weight · φ     a dense product where much of the pool is wanted, else a weighted bag
+    compute  the phase's step on y    in chunks of clients, whose temporaries the allocator can reuse
     emit     φ into the pool, ψ kept
 
-When a wave is the whole block and nothing older is wanted any more (every lockstep round), no row is copied: ψ's buffer becomes y, y's (or the
-work buffer) becomes the new pool, and the old pool becomes the next work buffer.
+When a wave is the whole block and nothing older is wanted any more (every lockstep round), no row is copied:
+ψ's buffer becomes y, y's (or the work buffer) becomes the new pool, and the old pool becomes the next work
+buffer.
 """
 
 from __future__ import annotations
@@ -32,16 +34,18 @@ from asyncfed.runtime.sampling import Batches
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-_CHUNK_BYTES = 16 * 2**20  # of parameters per chunk; their temporaries then stay below the allocator's 32 MiB threshold
+_CHUNK_BYTES = 16 * 2**20  # of parameters, so that temporaries stay below the allocator's 32 MiB threshold
 _DENSE_ROWS = 16  # below this many rows a bag of rows beats a product over the whole pool
 _DENSE_SHARE = 0.2  # and below this share of non-zero weights
 
 
 @dataclass(frozen=True, eq=False)
 class Incoming:
-    """What some clients of a block absorb: rows of its own pool by serial, and rows of payloads from other blocks.
+    """What some clients of a block absorb: rows of its own pool by serial, and rows of payloads from other
+    blocks.
 
-    Of payload p from elsewhere, y[remote_rows[a:b]] += remote_weights[a:b] · payload[remote_columns[a:b]] with a, b = remote_first[p : p + 2].
+    Of payload p from elsewhere, y[remote_rows[a:b]] += remote_weights[a:b] · payload[remote_columns[a:b]]
+    with a, b = remote_first[p : p + 2].
     """
 
     rows: IntArray  # places in the block
@@ -139,7 +143,9 @@ class Block:
         return row_bytes
 
     def run(self, wave: BlockWave, remote: Sequence[Tensors] = ()) -> tuple[Tensors, dict[str, FloatArray]]:
-        """Absorb, compute, emit. Returns the payload rows of the wave, for other blocks, and the phase's report."""
+        """Absorb, compute, emit. Returns the payload rows of the wave, for other blocks, and the phase's
+        report.
+        """
         incoming = wave.incoming
         whole = len(incoming.rows) == self.k
         absorbed = self._absorb(incoming, remote, consume=whole)
@@ -175,7 +181,7 @@ class Block:
         self.carried = self._phase.finish(self.peek(incoming, remote), self._memory)
         return self.carried
 
-    # --- absorbing -----------------------------------------------------------------------------------------------------
+    # --- absorbing ---------------------------------------------------------------------------------
 
     def _absorb(self, incoming: Incoming, remote: Sequence[Tensors], *, consume: bool) -> Tensors:
         slots = self._pool.slots.get("slot", incoming.sources) if len(incoming.sources) else incoming.sources
@@ -196,7 +202,9 @@ class Block:
             return residue if consume else residue.clone()
         return residue.index_select(0, self._index(rows))
 
-    def _own_sum(self, key: str, incoming: Incoming, slots: IntArray, start: torch.Tensor | None) -> torch.Tensor:
+    def _own_sum(
+        self, key: str, incoming: Incoming, slots: IntArray, start: torch.Tensor | None
+    ) -> torch.Tensor:
         rows = len(incoming.rows)
         if not len(slots):
             assert start is not None, "only a client that has not stepped yet absorbs nothing of its own"
@@ -224,7 +232,7 @@ class Block:
             return self._spare[key].pop()
         return torch.empty(rows, dims, dtype=self._dtype, device=self._device)
 
-    # --- computing and emitting ----------------------------------------------------------------------------------------
+    # --- computing and emitting --------------------------------------------------------------------
 
     def _compute_whole(self, absorbed: Tensors, wave: BlockWave) -> tuple[Tensors, dict[str, FloatArray]]:
         """Every client of the block steps: results are written where they will stay."""
@@ -235,7 +243,9 @@ class Block:
         for places, rows in self._batches.chunks(wave.incoming.rows, self._chunk):
             emission = self._step(absorbed, places, rows, wave.steps, room)
             for key in absorbed:
-                payload[key] = self._keep(emission.payload[key], places, (payload.get(key), absorbed[key], room[key]))
+                payload[key] = self._keep(
+                    emission.payload[key], places, (payload.get(key), absorbed[key], room[key])
+                )
                 if key in emission.residue:
                     residue[key] = self._keep(emission.residue[key], places, (residue[key], room[key]))
             self._note(emission, places, rows, reports)
@@ -245,7 +255,9 @@ class Block:
             self._pool.slots.add(wave.emits, slot=np.arange(self.k))
             in_use = [*payload.values(), *(r for r in residue.values() if r is not None)]
             for key in absorbed:
-                candidates = [absorbed[key], room[key]] + ([old[key]] if key in old and len(old[key]) == self.k else [])
+                candidates = [absorbed[key], room[key]] + (
+                    [old[key]] if key in old and len(old[key]) == self.k else []
+                )
                 free = [t for t in candidates if not any(t.data_ptr() == used.data_ptr() for used in in_use)]
                 self._spare[key] = free[:2]
         else:
@@ -280,13 +292,19 @@ class Block:
     ) -> Emission:
         here = places if isinstance(places, slice) else places.cpu().numpy()
         y = {key: value[places] for key, value in absorbed.items()}
-        at = slice(int(rows[0]), int(rows[-1]) + 1) if isinstance(places, slice) and len(rows) == self.k else self._index(rows)
+        at = (
+            slice(int(rows[0]), int(rows[-1]) + 1)
+            if isinstance(places, slice) and len(rows) == self.k
+            else self._index(rows)
+        )
         memory = {key: value[at] for key, value in self._memory.items()}
         batch = self._batches.draw(rows, steps[here])
         space = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
         emission = self._phase.step(self._derivatives, y, memory, batch, steps[here], space)
         if self._tap is not None:
-            self._tap(Observation(self.clients[rows], steps[here], {k: v.clone() for k, v in y.items()}, emission))
+            self._tap(
+                Observation(self.clients[rows], steps[here], {k: v.clone() for k, v in y.items()}, emission)
+            )
         return emission
 
     def _keep(
@@ -307,7 +325,11 @@ class Block:
         return target
 
     def _note(
-        self, emission: Emission, places: slice | torch.Tensor, rows: IntArray, reports: dict[str, list[torch.Tensor]]
+        self,
+        emission: Emission,
+        places: slice | torch.Tensor,
+        rows: IntArray,
+        reports: dict[str, list[torch.Tensor]],
     ) -> None:
         for key, value in emission.memory.items():
             self._memory[key][self._index(rows)] = value
@@ -316,7 +338,7 @@ class Block:
         for key, value in emission.report.items():
             reports.setdefault(key, []).append(value.detach())
 
-    # --- the pool ------------------------------------------------------------------------------------------------------
+    # --- the pool ----------------------------------------------------------------------------------
 
     def _store(self, payload: Tensors, emits: IntArray) -> None:
         pool, wanted = self._pool, len(emits)
@@ -327,7 +349,7 @@ class Block:
                 grown = torch.empty(pool.size + more, value.shape[1], dtype=self._dtype, device=self._device)
                 if old is not None:
                     grown[: pool.size] = old
-                grown[pool.size :] = 0.0  # unused rows meet zero weights, and zero times anything must be zero
+                grown[pool.size :] = 0.0  # unused rows meet zero weights, and the product must be zero
                 pool.rows[key] = grown
             pool.free.extend(range(pool.size + more - 1, pool.size - 1, -1))
             pool.size += more
@@ -341,7 +363,7 @@ class Block:
             self._pool.free.extend(self._pool.slots.get("slot", serials)[::-1].tolist())
             self._pool.slots.forget(serials)
 
-    # --- small things --------------------------------------------------------------------------------------------------
+    # --- small things ------------------------------------------------------------------------------
 
     def _initial(self, init: Init, layout: Layout, stream: str) -> torch.Tensor:
         """Everybody starts from the same values, drawn from the run's seed."""
@@ -362,7 +384,11 @@ class Block:
 
 def _add_rows(total: torch.Tensor, incoming: Incoming, part: slice, payload: torch.Tensor) -> None:
     payload = payload.to(total.device)
-    rows, columns, weights = incoming.remote_rows[part], incoming.remote_columns[part], incoming.remote_weights[part]
+    rows, columns, weights = (
+        incoming.remote_rows[part],
+        incoming.remote_columns[part],
+        incoming.remote_weights[part],
+    )
     if len(weights) == 1:
         total[int(rows[0])].add_(payload[int(columns[0])], alpha=float(weights[0]))
         return

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from asyncfed.network.links import Network
 from asyncfed.network.timing import Timing
 from asyncfed.network.waves import Conversation, Recorder, Snapshot, Wave
-from asyncfed.network.weights import Weights
+from asyncfed.network.weights import Uniform, Weights
 from asyncfed.protocols.phase import ProtocolLike
 from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
@@ -63,9 +63,12 @@ def execute(
     first_step, now = 0, 0.0
     for number, phase in enumerate(phases):
         heard = network if phase.sends else network.silent()
+        shares = (weights if phase.sends else Uniform()).prepare(heard)
         talk = Conversation(phase.name, phase.kind, phase.steps, backend.begin(phase), first_step, now)
-        every = evaluate_every if evaluate_every is not None else timing.snapshot_interval(max(1, phase.steps))
-        for item in timing.timeline(heard, weights.prepare(heard), streams, talk, recorder, every):
+        every = (
+            evaluate_every if evaluate_every is not None else timing.snapshot_interval(max(1, phase.steps))
+        )
+        for item in timing.timeline(heard, shares, streams, talk, recorder, every):
             if isinstance(item, Wave):
                 backend.run(item)
                 done += len(item.steps)
@@ -98,7 +101,9 @@ def _evaluation(talk: Conversation, snapshot: Snapshot, backend: Backend, *, fin
     )
 
 
-def _in_order(parts: list[Measurement]) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray], npt.NDArray[np.int64]]:
+def _in_order(
+    parts: list[Measurement],
+) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray], npt.NDArray[np.int64]]:
     clients = np.concatenate([part.clients for part in parts])
     order = np.argsort(clients)
     sums = {name: np.concatenate([part.sums[name] for part in parts])[order] for name in parts[0].sums}
@@ -108,9 +113,12 @@ def _in_order(parts: list[Measurement]) -> tuple[npt.NDArray[np.int64], dict[str
 def _consensus(parts: list[Measurement]) -> float:
     """Root mean square distance of the clients' models from their mean, put together from the blocks."""
     sizes = np.array([len(part.clients) for part in parts], dtype=np.float64)
-    centre = sum((size * part.centre for size, part in zip(sizes, parts, strict=True)), np.zeros_like(parts[0].centre))
+    centre = sum(
+        (size * part.centre for size, part in zip(sizes, parts, strict=True)), np.zeros_like(parts[0].centre)
+    )
     centre = centre / sizes.sum()
     spread = sum(
-        part.spread + size * float(np.square(part.centre - centre).sum()) for size, part in zip(sizes, parts, strict=True)
+        part.spread + size * float(np.square(part.centre - centre).sum())
+        for size, part in zip(sizes, parts, strict=True)
     )
     return float(np.sqrt(spread / sizes.sum()))

@@ -14,7 +14,7 @@ from asyncfed.runtime.block import Block, BlockWave, Incoming, Measurement, Tap
 
 
 def choose_device(device: str, cuda: bool) -> str:
-    """"auto" is the GPU where there is one."""
+    """ "auto" is the GPU where there is one."""
     if device == "auto":
         return "cuda" if cuda else "cpu"
     return device
@@ -23,7 +23,9 @@ def choose_device(device: str, cuda: bool) -> str:
 class LocalBackend:
     """Everybody at home."""
 
-    def __init__(self, problem: Problem, *, seed: int, dtype: torch.dtype, device: str = "auto", tap: Tap | None = None) -> None:
+    def __init__(
+        self, problem: Problem, *, seed: int, dtype: torch.dtype, device: str = "auto", tap: Tap | None = None
+    ) -> None:
         chosen = choose_device(device, torch.cuda.is_available())
         everyone = np.arange(problem.clients, dtype=np.int64)
         self._block = Block(problem, everyone, seed=seed, dtype=dtype, device=chosen, tap=tap)
@@ -34,7 +36,9 @@ class LocalBackend:
         return self._block.begin(phase)
 
     def run(self, wave: Wave) -> None:
-        _, report = self._block.run(BlockWave(_incoming(wave.absorption), wave.steps, wave.emits, wave.released))
+        _, report = self._block.run(
+            BlockWave(_incoming(wave.absorption), wave.steps, wave.emits, wave.released)
+        )
         for name, values in report.items():
             self._reports.setdefault(name, []).append(values)
 

@@ -1,9 +1,10 @@
 """The Ray backend: every block of clients in an actor, by default one client each.
 
-The driver knows the timeline and never sees a payload. For each wave it sends every actor concerned its part of the wave, with references to the
-payloads it absorbs; Ray starts the step when these exist and moves their bytes from actor to actor. An actor's payload of a wave is one object in the store, put
-there once, whoever reads it. The driver keeps a reference for as long as the timeline says that somebody may still absorb it, and stays a few waves
-ahead of the slowest report, no more, which bounds the memory.
+The driver knows the timeline and never sees a payload. For each wave it sends every actor concerned its part
+of the wave, with references to the payloads it absorbs; Ray starts the step when these exist and moves their
+bytes from actor to actor. An actor's payload of a wave is one object in the store, put there once, whoever
+reads it. The driver keeps a reference for as long as the timeline says that somebody may still absorb it, and
+stays a few waves ahead of the slowest report, no more, which bounds the memory.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ _NOTHING = np.zeros(0, dtype=np.int64)
 class _Client:
     """What an actor holds: a block, on its device."""
 
-    def __init__(self, problem: Problem, clients: IntArray, seed: int, dtype: torch.dtype, device: str, threads: int) -> None:
+    def __init__(
+        self, problem: Problem, clients: IntArray, seed: int, dtype: torch.dtype, device: str, threads: int
+    ) -> None:
         torch.set_num_threads(threads)
-        # Payloads from other actors are read where they lie in the object store, which is read-only; nobody writes to them.
+        # Payloads from other actors are read where they lie in the object store, which is read-only; nobody
+        # writes to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
         self._block = Block(problem, clients, seed=seed, dtype=dtype, device=device)
@@ -99,7 +103,9 @@ class RayBackend:
         actor_class = ray.remote(_Client).options(
             num_cpus=cpus_per_actor(cores, packing.actors), num_gpus=share, scheduling_strategy="SPREAD"
         )
-        self.placement = Placement("ray", packing.actors, packing.clients_per_actor, actor_device, packing.note)
+        self.placement = Placement(
+            "ray", packing.actors, packing.clients_per_actor, actor_device, packing.note
+        )
         self._payloads = SerialTable("object", "row")
         self._objects: dict[int, Any] = {}  # references to payloads, by number
         self._living: dict[int, int] = {}  # payload rows of each object that may still be absorbed
@@ -157,7 +163,9 @@ class RayBackend:
 
     def measure(self, snapshot: Snapshot) -> list[Measurement]:
         self._drain()
-        return self._all(lambda actor, place: actor.measure.remote(*self._everything(snapshot.absorption, place)))
+        return self._all(
+            lambda actor, place: actor.measure.remote(*self._everything(snapshot.absorption, place))
+        )
 
     def finish(self, absorption: Absorption) -> None:
         self._drain()
@@ -174,14 +182,19 @@ class RayBackend:
                 ray.kill(actor, no_restart=True)
         self._actors = []
 
-    # --- plans ---------------------------------------------------------------------------------------------------------
+    # --- plans ----------------------------------------------------------------------------------------------
+    # -----------
 
     def _everything(self, absorption: Absorption, place: int) -> tuple[Any, ...]:
         incoming, references = self._incoming(absorption, place, *self._ranges[place])
         return incoming, *references
 
-    def _incoming(self, absorption: Absorption, place: int, first: int, last: int) -> tuple[Incoming, list[Any]]:
-        """The absorption of rows first:last, which belong to the actor at `place`, and the payloads it needs from others."""
+    def _incoming(
+        self, absorption: Absorption, place: int, first: int, last: int
+    ) -> tuple[Incoming, list[Any]]:
+        """The absorption of rows first:last, which belong to the actor at `place`, and the payloads it needs
+        from others.
+        """
         lo, hi = int(absorption.indptr[first]), int(absorption.indptr[last])
         rows = absorption.clients[first:last] - self._ranges[place][0]
         sources, weights = absorption.sources[lo:hi], absorption.weights[lo:hi]
@@ -191,7 +204,9 @@ class RayBackend:
         foreign = np.array([self._owner[number] != place for number in numbers.tolist()], dtype=np.bool_)
         away = foreign[which] if len(which) else np.zeros(0, dtype=np.bool_)
         home = ~away
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row_of[home], minlength=last - first))]).astype(np.int64)
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(row_of[home], minlength=last - first))]).astype(
+            np.int64
+        )
         away_at = np.flatnonzero(away)
         order = away_at[np.argsort(objects[away_at], kind="stable")]
         wanted, counts = np.unique(objects[order], return_counts=True)
@@ -218,7 +233,7 @@ class RayBackend:
                 del self._objects[number], self._living[number], self._owner[number]
         self._payloads.forget(serials)
 
-    # --- waiting -------------------------------------------------------------------------------------------------------
+    # --- waiting -----------------------------------------------------------------------------------
 
     def _all(self, call: Callable[[Any, int], Any]) -> list[Any]:
         references = [call(actor, place) for place, actor in enumerate(self._actors)]
@@ -267,7 +282,9 @@ def _connect(address: str | None) -> None:
         try:
             ray.init(address=address, **options)
         except (ConnectionError, RuntimeError) as error:
-            raise RunError(f"cannot reach a Ray cluster at {address!r}: {error}; start one with `ray start --head`") from None
+            raise RunError(
+                f"cannot reach a Ray cluster at {address!r}: {error}; start one with `ray start --head`"
+            ) from None
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(address="local", include_dashboard=False, num_cpus=os.cpu_count(), **options)
@@ -275,7 +292,11 @@ def _connect(address: str | None) -> None:
 
 def _client_bytes(problem: Problem, dtype: torch.dtype) -> float:
     """What a client holds beside the interpreter: its data, and four copies of its variables."""
-    data = sum(t.nbytes for split in (problem.data.train, problem.data.validation, problem.data.test) for t in split.tensors)
+    data = sum(
+        t.nbytes
+        for split in (problem.data.train, problem.data.validation, problem.data.test)
+        for t in split.tensors
+    )
     derivatives = Derivatives.of(problem)
     return data / problem.clients + 4 * dtype.itemsize * (derivatives.inner.d + derivatives.outer.d)
 

@@ -1,7 +1,8 @@
 """Minibatches: client i at its step t draws with replacement, from an address of its own.
 
-The draws of a step stand in one row, client after client, so that a whole block is drawn at once and a single client can be
-drawn alone with the same outcome. Without a batch size everybody uses all of its samples, and clients with equally many go together.
+The draws of a step stand in one row, client after client, so that a whole block is drawn at once and a single
+client can be drawn alone with the same outcome. Without a batch size everybody uses all of its samples, and
+clients with equally many go together.
 """
 
 from __future__ import annotations
@@ -22,14 +23,21 @@ class Batches:
     """Where a block's clients get their samples from."""
 
     def __init__(
-        self, shards: ClientShards, clients: IntArray, size: int | None, streams: Streams, device: torch.device
+        self,
+        shards: ClientShards,
+        clients: IntArray,
+        size: int | None,
+        streams: Streams,
+        device: torch.device,
     ) -> None:
         self._shards, self._clients, self._size = shards, clients, size
         self._streams, self._device = streams, device
         self._contiguous = bool(len(clients) < 2 or (np.diff(clients) == 1).all())
 
     def chunks(self, rows: IntArray, most: int) -> Iterator[tuple[slice | torch.Tensor, IntArray]]:
-        """(places within the wave, rows of the block) that can be computed together, at most `most` at a time."""
+        """(places within the wave, rows of the block) that can be computed together, at most `most` at a
+        time.
+        """
         if self._size is not None or len(np.unique(self._shards.sizes[rows])) == 1:
             for start in range(0, len(rows), most):
                 places = slice(start, min(start + most, len(rows)))

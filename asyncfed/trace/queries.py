@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncfed.errors import TraceError
-from asyncfed.trace.columns import STATUS_NAMES, Status, Totals
+from asyncfed.network.waves import Status
+from asyncfed.trace.columns import STATUS_NAMES, Totals
 
 if TYPE_CHECKING:
     import pandas as pd

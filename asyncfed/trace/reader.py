@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncfed.errors import TraceError, UnknownNameError
+from asyncfed.network.waves import Status
 from asyncfed.trace import exports, queries
-from asyncfed.trace.columns import MESSAGES, SCHEMAS, STEPS, Status, Totals
+from asyncfed.trace.columns import MESSAGES, SCHEMAS, STEPS, Totals
 from asyncfed.trace.files import chunk_files, nodes_of, open_chunk, read_chunks, reading
 
 if TYPE_CHECKING:

@@ -4,8 +4,9 @@ An append only stashes references; columns are built for many appends at once wh
 is depends on the number of rows alone, never on a clock, so the same appends give the same files, byte for
 byte. A chunk is written under a temporary name and renamed: a kill at any instant leaves whole chunks only.
 
-Building and compressing a chunk happens in a thread of its own (pyarrow works outside the interpreter lock), so that the run goes
-on meanwhile; chunks are written one after the other, and a run that is faster than its trace waits for it.
+Building and compressing a chunk happens in a thread of its own (pyarrow works outside the interpreter lock),
+so that the run goes on meanwhile; chunks are written one after the other, and a run that is faster than its
+trace waits for it.
 """
 
 from __future__ import annotations
@@ -212,7 +213,9 @@ class TraceWriter:
         self._totals = self._totals.plus(Totals.of(by_status, sent_bytes))
 
     def _write(self, table: str, number: int, stash: _Stash) -> None:
-        columns = _message_columns(stash, self.nodes) if table == MESSAGES else _step_columns(stash, self.nodes)
+        columns = (
+            _message_columns(stash, self.nodes) if table == MESSAGES else _step_columns(stash, self.nodes)
+        )
         schema = schema_for(table, self.nodes)
         target = chunk_path(self.directory, table, number)
         temporary = target.with_name(f".{target.name}.tmp")

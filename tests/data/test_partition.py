@@ -174,7 +174,9 @@ def test_a_text_that_names_no_partition_is_refused() -> None:
 
 
 def test_bootstrap_deals_more_samples_than_there_are_and_uniformly() -> None:
-    """Each of 50 samples is drawn 400 times on average by 2,000 clients of 10: within 5 standard errors, for 50 counts."""
+    """Each of 50 samples is drawn 400 times on average by 2,000 clients of 10: within 5 standard errors, for
+    50 counts.
+    """
     labels = np.zeros(50, dtype=np.int64)
     shares = Bootstrap(10).split(labels, 2000, Streams(3))
     assert [len(share) for share in shares] == [10] * 2000

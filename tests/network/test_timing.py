@@ -24,7 +24,7 @@ def test_text_and_numbers_become_distributions() -> None:
     timing = VirtualTime(compute="exponential(2)", latency=0.5, factors=[1, 2.5], bandwidth=infinite)
     assert timing.compute == Exponential(2.0)
     assert timing.latency == Constant(0.5)
-    assert timing.factors == {0: 1.0, 1: 2.5}
+    assert timing.factors == (1.0, 2.5)
     assert timing.bandwidth == float("inf")
     assert VirtualTime(compute=1.0) == VirtualTime(compute=Constant(1.0), factors={})
 
@@ -77,3 +77,8 @@ def test_factors_and_tables_must_fit_the_clients() -> None:
     with pytest.raises(ScenarioError, match="the compute-time table has 1 rows, but there are 4 clients"):
         VirtualTime(compute=Table(((1.0,),))).network(ring())
     assert VirtualTime(compute=Table(((1.0,),) * 4)).network(ring()).n == 4
+
+
+def test_a_list_of_factors_has_one_for_each_client() -> None:
+    with pytest.raises(ScenarioError, match="2 compute-time factors are given for 4 clients"):
+        VirtualTime(factors=[1, 2.5]).network(ring(4))

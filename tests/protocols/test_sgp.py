@@ -32,7 +32,9 @@ def test_the_hand_written_gradient_is_the_gradient() -> None:
     torch.testing.assert_close(_logistic_gradient(x.detach(), samples, labels), x.grad)
 
 
-@pytest.mark.parametrize("protocol", [FedAvg(steps=12, lr=0.5, batch=None), SGP(steps=12, lr=0.5, order="4a", batch=None)])
+@pytest.mark.parametrize(
+    "protocol", [FedAvg(steps=12, lr=0.5, batch=None), SGP(steps=12, lr=0.5, order="4a", batch=None)]
+)
 def test_on_the_full_graph_it_is_fedavg_step_by_step(protocol: SGP, tmp_path: Path) -> None:
     problem = classification("digits", clients=5, seed=3)
     scenario = Scenario(problem=problem, topology=fully_connected(5), protocol=protocol, precision="float64")
@@ -52,12 +54,16 @@ def test_on_the_full_graph_it_is_fedavg_step_by_step(protocol: SGP, tmp_path: Pa
 
 @pytest.mark.parametrize("weights", [Metropolis(), FastestMixing()])
 @pytest.mark.parametrize("order", ["4a", "4b"])
-def test_on_a_fixed_undirected_graph_it_is_dsgd_step_by_step(weights: object, order: str, tmp_path: Path) -> None:
+def test_on_a_fixed_undirected_graph_it_is_dsgd_step_by_step(
+    weights: object, order: str, tmp_path: Path
+) -> None:
     n = 8
     problem = quadratic(clients=n, dimension=4, seed=1)
     graph = erdos_renyi(n, 0.4, seed=2)
     protocol = DSGD(steps=25, lr=0.1, order=order, batch=None, weight_decay=0.01)  # type: ignore[arg-type]
-    scenario = Scenario(problem=problem, topology=graph, protocol=protocol, weights=weights, precision="float64")  # type: ignore[arg-type]
+    scenario = Scenario(
+        problem=problem, topology=graph, protocol=protocol, weights=weights, precision="float64"
+    )  # type: ignore[arg-type]
     result, steps = run_tapped(scenario, tmp_path / "run")
 
     edges = result.trace.to_pandas()
@@ -77,16 +83,22 @@ def test_on_a_fixed_undirected_graph_it_is_dsgd_step_by_step(weights: object, or
     x = steps.stacked("z", 0, n)
     for t in range(25):
         torch.testing.assert_close(steps.stacked("z", t, n), x, rtol=0, atol=1e-10)
-        torch.testing.assert_close(steps.stacked("omega", t, n), torch.ones(n, 1, dtype=torch.float64), rtol=0, atol=1e-10)
+        torch.testing.assert_close(
+            steps.stacked("omega", t, n), torch.ones(n, 1, dtype=torch.float64), rtol=0, atol=1e-10
+        )
         gradient = torch.einsum("ijk,ik->ij", A, x - b) + 0.01 * x
         x = P @ (x - 0.1 * gradient) if order == "4a" else P @ x - 0.1 * gradient
     torch.testing.assert_close(result.final["inner"], x, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("order", ["4a", "4b"])
-def test_with_a_diminishing_step_everybody_reaches_the_minimiser_of_the_average_loss(order: str, tmp_path: Path) -> None:
-    """What keeps a client from consensus is what was not mixed yet: the last few −α∇f_i/ω_i, so a small multiple of α_T·G with G the
-    largest gradient at the minimiser. The bound 6·α_T·G must hold at two very different times, so the gap shrinks with the step."""
+def test_with_a_diminishing_step_everybody_reaches_the_minimiser_of_the_average_loss(
+    order: str, tmp_path: Path
+) -> None:
+    """What keeps a client from consensus is what was not mixed yet: the last few −α∇f_i/ω_i, so a small
+    multiple of α_T·G with G the largest gradient at the minimiser. The bound 6·α_T·G must hold at two very
+    different times, so the gap shrinks with the step.
+    """
     problem = quadratic(clients=6, dimension=3, seed=5)
     truth = average_minimiser(problem)
     G = max(float((A[0] @ (truth - b[0])).norm()) for A, b in (problem.data.train.of(i) for i in range(6)))
@@ -95,7 +107,11 @@ def test_with_a_diminishing_step_everybody_reaches_the_minimiser_of_the_average_
         schedule = Diminishing(0.5, after=200)
         protocol = SGP(steps=steps, lr=schedule, order=order, batch=None)  # type: ignore[arg-type]
         scenario = Scenario(
-            problem=problem, topology=stochastic_directed(6, seed=4), protocol=protocol, precision="float64", evaluate_every=steps
+            problem=problem,
+            topology=stochastic_directed(6, seed=4),
+            protocol=protocol,
+            precision="float64",
+            evaluate_every=steps,
         )
         x = run(scenario, out=tmp_path / f"run{steps}").final["inner"]
         gaps.append(float((x - truth).norm(dim=1).max()))
@@ -103,15 +119,21 @@ def test_with_a_diminishing_step_everybody_reaches_the_minimiser_of_the_average_
     assert gaps[1] < gaps[0] / 4
 
 
-def test_with_a_constant_step_the_average_stands_at_the_fixed_point_of_the_expected_iteration(tmp_path: Path) -> None:
-    """f_i = ½‖x − b_i‖²: summing (4b) over clients, mass conservation makes the mean of E x_i exactly the mean of b_i at
-    stationarity, which the fixed point z* = P̄z* − α(z*/ω* − b), ω* = P̄ω* shares. Where each single client stands differs from that
-    fixed point only through the fluctuation of ω: to within 10% of the spread of the b_i here (measured 4%)."""
+def test_with_a_constant_step_the_average_stands_at_the_fixed_point_of_the_expected_iteration(
+    tmp_path: Path,
+) -> None:
+    """f_i = ½‖x − b_i‖²: summing (4b) over clients, mass conservation makes the mean of E x_i exactly the
+    mean of b_i at stationarity, which the fixed point z* = P̄z* − α(z*/ω* − b), ω* = P̄ω* shares. Where each
+    single client stands differs from that fixed point only through the fluctuation of ω: to within 10% of the
+    spread of the b_i here (measured 4%).
+    """
     n, alpha = 5, 0.05
     problem = quadratic(clients=n, dimension=2, seed=7, curvature=(1.0, 1.0))
     graph = stochastic_directed(n, seed=8)
     protocol = SGP(steps=12_000, lr=alpha, batch=None)
-    scenario = Scenario(problem=problem, topology=graph, protocol=protocol, precision="float64", evaluate_every=12_000)
+    scenario = Scenario(
+        problem=problem, topology=graph, protocol=protocol, precision="float64", evaluate_every=12_000
+    )
     _, steps = run_tapped(scenario, tmp_path / "run")
     late = range(500, 12_000)
     x = np.stack([(steps.stacked("z", t, n) / steps.stacked("omega", t, n)).numpy() for t in late])
@@ -119,7 +141,9 @@ def test_with_a_constant_step_the_average_stands_at_the_fixed_point_of_the_expec
 
     everybody = x.mean(1)
     batches = np.stack([part.mean(0) for part in np.array_split(everybody, 20)])
-    error = batches.std(0, ddof=1) / np.sqrt(20)  # batch means of ~575 steps, far longer than the 1/α = 20 steps of memory
+    error = batches.std(0, ddof=1) / np.sqrt(
+        20
+    )  # batch means of ~575 steps, far longer than the 1/α = 20 steps of memory
     assert (np.abs(everybody.mean(0) - b.mean(0)) < 4 * error).all()
 
     P = _expected_weights(load(tmp_path / "run"), n)
@@ -145,7 +169,10 @@ def _expected_weights(result: object, n: int) -> np.ndarray:
 def test_local_is_everybody_alone_and_sends_nothing(tmp_path: Path) -> None:
     problem = quadratic(clients=4, dimension=3, seed=2)
     scenario = Scenario(
-        problem=problem, topology=stochastic_directed(4, seed=0), protocol=Local(steps=400, lr=0.3, batch=None), precision="float64"
+        problem=problem,
+        topology=stochastic_directed(4, seed=0),
+        protocol=Local(steps=400, lr=0.3, batch=None),
+        precision="float64",
     )
     result = run(scenario, out=tmp_path / "run")
     own = torch.stack([problem.data.train.of(i)[1][0] for i in range(4)])
@@ -158,7 +185,10 @@ def test_weight_decay_pulls_towards_zero_exactly_as_written(tmp_path: Path) -> N
     problem = quadratic(clients=1, dimension=2, seed=0)
     A, b = (t[0] for t in problem.data.train.of(0))
     scenario = Scenario(
-        problem=problem, topology=fully_connected(1), protocol=Local(steps=2000, lr=0.1, batch=None, weight_decay=0.3), precision="float64"
+        problem=problem,
+        topology=fully_connected(1),
+        protocol=Local(steps=2000, lr=0.1, batch=None, weight_decay=0.3),
+        precision="float64",
     )
     x = run(scenario, out=tmp_path / "run").final["inner"][0]
     expected = torch.linalg.solve(A + 0.3 * torch.eye(2, dtype=torch.float64), A @ b)
@@ -167,7 +197,9 @@ def test_weight_decay_pulls_towards_zero_exactly_as_written(tmp_path: Path) -> N
 
 def test_schedules_are_read_at_the_clients_own_step() -> None:
     steps = np.array([0, 499, 500, 549, 550, 600])
-    np.testing.assert_allclose(StepDecay(0.05, at=(500, 550)).rates(steps), [0.05, 0.05, 0.005, 0.005, 0.0005, 0.0005])
+    np.testing.assert_allclose(
+        StepDecay(0.05, at=(500, 550)).rates(steps), [0.05, 0.05, 0.005, 0.005, 0.0005, 0.0005]
+    )
     np.testing.assert_allclose(Diminishing(1.0, after=10).rates(np.array([0, 10, 90])), [1, 0.5, 0.1])
 
 
@@ -177,7 +209,9 @@ def test_a_schedule_changes_the_step_from_its_step_on(tmp_path: Path) -> None:
 
     def run_with(lr: object, name: str) -> torch.Tensor:
         protocol = SGP(steps=3, lr=lr, batch=None)  # type: ignore[arg-type]
-        _, steps = run_tapped(Scenario(problem=problem, topology=graph, protocol=protocol, precision="float64"), tmp_path / name)
+        _, steps = run_tapped(
+            Scenario(problem=problem, topology=graph, protocol=protocol, precision="float64"), tmp_path / name
+        )
         return torch.stack([steps.residue[0, t]["z"] for t in range(3)])
 
     constant, decayed = run_with(0.1, "constant"), run_with(StepDecay(0.1, at=(2,), factor=0.5), "decayed")
@@ -187,14 +221,24 @@ def test_a_schedule_changes_the_step_from_its_step_on(tmp_path: Path) -> None:
 
 def test_dsgd_refuses_weights_that_are_not_doubly_stochastic(tmp_path: Path) -> None:
     problem = quadratic(clients=6, dimension=2)
-    for topology, weights in ((stochastic_directed(6, seed=0), Uniform()), (erdos_renyi(6, 0.5, seed=1), Uniform())):
-        scenario = Scenario(problem=problem, topology=topology, protocol=DSGD(steps=1, lr=0.1), weights=weights)
+    for topology, weights in (
+        (stochastic_directed(6, seed=0), Uniform()),
+        (erdos_renyi(6, 0.5, seed=1), Uniform()),
+    ):
+        scenario = Scenario(
+            problem=problem, topology=topology, protocol=DSGD(steps=1, lr=0.1), weights=weights
+        )
         with pytest.raises(TopologyError, match="doubly stochastic"):
             run(scenario, out=tmp_path / "never")
     lopsided = Given(((0.5, 0.5), (0.2, 0.8)))
     with pytest.raises(TopologyError, match="doubly stochastic"):
         run(
-            Scenario(problem=quadratic(clients=2), topology=ring(2), protocol=DSGD(steps=1, lr=0.1), weights=lopsided),
+            Scenario(
+                problem=quadratic(clients=2),
+                topology=ring(2),
+                protocol=DSGD(steps=1, lr=0.1),
+                weights=lopsided,
+            ),
             out=tmp_path / "never",
         )
     assert not (tmp_path / "never").exists()
@@ -226,9 +270,14 @@ def test_bad_settings_are_refused_by_name(change: dict[str, object], message: st
 def test_divergence_names_client_step_and_quantity_and_leaves_a_readable_partial_run(tmp_path: Path) -> None:
     problem = quadratic(clients=4, dimension=2, seed=0)
     scenario = Scenario(
-        problem=problem, topology=stochastic_directed(4, seed=1), protocol=SGP(steps=5000, lr=50.0, batch=None), evaluate_every=5
+        problem=problem,
+        topology=stochastic_directed(4, seed=1),
+        protocol=SGP(steps=5000, lr=50.0, batch=None),
+        evaluate_every=5,
     )
-    with pytest.raises(DivergenceError, match=r"loss of client \d became (inf|nan) at step \d+; lower the learning rate") as caught:
+    with pytest.raises(
+        DivergenceError, match=r"loss of client \d became (inf|nan) at step \d+; lower the learning rate"
+    ) as caught:
         run(scenario, out=tmp_path / "run")
     partial = load(tmp_path / "run")
     assert partial.status == "failed"

@@ -21,7 +21,12 @@ from topologies import ring, stochastic_directed, stochastic_undirected
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 BUSY = VirtualTime(
-    compute="lognormal(1.0, 0.4)", latency="exponential(0.7)", bandwidth=20_000.0, loss=0.05, factors={1: 4.0}, horizon=25.0
+    compute="lognormal(1.0, 0.4)",
+    latency="exponential(0.7)",
+    bandwidth=20_000.0,
+    loss=0.05,
+    factors={1: 4.0},
+    horizon=25.0,
 )
 SCENARIOS = {
     "lockstep, after": Scenario(
@@ -61,7 +66,12 @@ def test_every_packing_gives_the_identical_trace_and_the_same_numbers(name: str,
     local = run(scenario, out=tmp_path / "local")
     ways = (1, 3, 2) if name == "lockstep, after" else (3, 2)
     for clients_per_actor in ways:
-        other = run(scenario, backend="ray", clients_per_actor=clients_per_actor, out=tmp_path / f"ray{clients_per_actor}")
+        other = run(
+            scenario,
+            backend="ray",
+            clients_per_actor=clients_per_actor,
+            out=tmp_path / f"ray{clients_per_actor}",
+        )
         assert other.manifest["placement"]["actors"] == -(-6 // clients_per_actor)
         for file in sorted((tmp_path / "local" / "trace").iterdir()):
             assert file.read_bytes() == (other.path / "trace" / file.name).read_bytes(), file.name
@@ -69,7 +79,11 @@ def test_every_packing_gives_the_identical_trace_and_the_same_numbers(name: str,
             torch.testing.assert_close(other.final[key], value, rtol=0, atol=1e-10)
         for column in local.metrics.columns.drop("phase"):
             np.testing.assert_allclose(
-                other.metrics[column].astype(float), local.metrics[column].astype(float), rtol=0, atol=1e-10, err_msg=column
+                other.metrics[column].astype(float),
+                local.metrics[column].astype(float),
+                rtol=0,
+                atol=1e-10,
+                err_msg=column,
             )
 
 

@@ -46,7 +46,9 @@ def test_another_seed_is_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("order", ["4a", "4b"])
 @pytest.mark.parametrize("kind", [stochastic_directed, stochastic_undirected])
 @pytest.mark.parametrize("loss", [0.0, 0.1])
-def test_virtual_time_without_delays_is_lockstep_exactly(order: str, kind: object, loss: float, tmp_path: Path) -> None:
+def test_virtual_time_without_delays_is_lockstep_exactly(
+    order: str, kind: object, loss: float, tmp_path: Path
+) -> None:
     """Bit for bit: sixteen clients and up make the same matrix products in both."""
     common = {
         "problem": classification("digits", clients=20, seed=1),
@@ -55,7 +57,9 @@ def test_virtual_time_without_delays_is_lockstep_exactly(order: str, kind: objec
         "evaluate_every": 3,
     }
     rounds = run(_scenario(**common, timing=Lockstep(loss=loss)), out=tmp_path / "lockstep")
-    events = run(_scenario(**common, timing=VirtualTime(compute=1.0, latency=0.0, loss=loss)), out=tmp_path / "virtual")
+    events = run(
+        _scenario(**common, timing=VirtualTime(compute=1.0, latency=0.0, loss=loss)), out=tmp_path / "virtual"
+    )
     assert rounds.trace.to_arrow().equals(events.trace.to_arrow())
     assert rounds.trace.steps().equals(events.trace.steps())
     assert rounds.metrics.equals(events.metrics)
@@ -74,22 +78,28 @@ def test_a_straggler_slows_nobody_else_down(tmp_path: Path) -> None:
         return steps[steps.client != 2][columns].sort_values(columns).reset_index(drop=True)
 
     assert others(even).equals(others(slow))  # type: ignore[attr-defined]
-    straggler = {name: r.trace.nodes().set_index("client").busy_time[2] for name, r in (("even", even), ("slow", slow))}
+    straggler = {
+        name: r.trace.nodes().set_index("client").busy_time[2] for name, r in (("even", even), ("slow", slow))
+    }
     assert straggler["slow"] == pytest.approx(10 * straggler["even"])
 
 
 def test_more_draws_of_one_client_change_nobody_elses(tmp_path: Path) -> None:
-    """Client 0 has more samples and another pace, so everything it draws is different; the links of the others, and the minibatches
-    they draw, are not."""
+    """Client 0 has more samples and another pace, so everything it draws is different; the links of the
+    others, and the minibatches they draw, are not.
+    """
 
     def problem(samples_of_zero: int) -> Problem:
         lists = [
-            (torch.arange(samples_of_zero if i == 0 else 9, dtype=torch.float64)[:, None] + 100 * i,) for i in range(4)
+            (torch.arange(samples_of_zero if i == 0 else 9, dtype=torch.float64)[:, None] + 100 * i,)
+            for i in range(4)
         ]
         return Problem(
             name="which samples",
             data=client_data_from_lists(lists),
-            inner_loss=lambda x, lam, batch: (x * batch[0].mean()).sum(),  # its gradient tells the minibatch's mean
+            inner_loss=lambda x, lam, batch: (
+                x * batch[0].mean()
+            ).sum(),  # its gradient tells the minibatch's mean
             init_inner=lambda generator: torch.zeros(1),
         )
 
@@ -135,7 +145,10 @@ def test_minibatches_are_uniform_over_a_clients_samples(tmp_path: Path) -> None:
     seen = np.zeros(9)
     protocol = SGP(steps=100, lr=1.0, batch=20)
     scenario = Scenario(
-        problem=_counting_problem(False), topology=stochastic_directed(2, seed=0), protocol=protocol, precision="float64"
+        problem=_counting_problem(False),
+        topology=stochastic_directed(2, seed=0),
+        protocol=protocol,
+        precision="float64",
     )
     _, steps = run_tapped(scenario, tmp_path / "run")
     for t in range(100):
@@ -146,7 +159,12 @@ def test_minibatches_are_uniform_over_a_clients_samples(tmp_path: Path) -> None:
 
 def test_functions_that_vmap_refuses_are_pointed_to_the_loop(tmp_path: Path) -> None:
     scenario = Scenario(
-        problem=_counting_problem(True), topology=stochastic_directed(2, seed=0), protocol=SGP(steps=1, lr=1.0), precision="float64"
+        problem=_counting_problem(True),
+        topology=stochastic_directed(2, seed=0),
+        protocol=SGP(steps=1, lr=1.0),
+        precision="float64",
     )
-    with pytest.raises(ScenarioError, match="'counts' cannot be run for many clients at once; give it vectorize=False"):
+    with pytest.raises(
+        ScenarioError, match="'counts' cannot be run for many clients at once; give it vectorize=False"
+    ):
         run(scenario, out=tmp_path / "run")

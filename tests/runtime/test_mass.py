@@ -1,6 +1,8 @@
-"""Push-sum mass, at every instant: what clients hold, plus what is on its way, plus what was lost, is what there was at the start.
+"""Push-sum mass, at every instant: what clients hold, plus what is on its way, plus what was lost, is what
+there was at the start.
 
-The numbers come from a tap on the real run (what every step absorbed and emitted); what is where at an instant comes from the trace alone.
+The numbers come from a tap on the real run (what every step absorbed and emitted); what is where at an
+instant comes from the trace alone.
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             [
                 Lockstep(loss=loss),
                 VirtualTime(loss=loss),
-                VirtualTime(compute="exponential(1.0)", latency="exponential(2.0)", loss=loss, factors={0: 5.0}),
-                VirtualTime(compute="lognormal(1.0, 1.0)", latency=0.5, bandwidth=100.0, loss=loss, horizon=9.0),
+                VirtualTime(
+                    compute="exponential(1.0)", latency="exponential(2.0)", loss=loss, factors={0: 5.0}
+                ),
+                VirtualTime(
+                    compute="lognormal(1.0, 1.0)", latency=0.5, bandwidth=100.0, loss=loss, horizon=9.0
+                ),
             ]
         )
     )
@@ -60,7 +66,9 @@ def test_mass_is_conserved_at_every_event_messages_in_flight_included(scenario: 
         messages = result.trace.to_pandas()
         times = result.trace.steps()
         n = scenario.clients
-        start = {key: value * n for key, value in steps.absorbed[0, 0].items()}  # all begin with the same z, and ω = 1
+        start = {
+            key: value * n for key, value in steps.absorbed[0, 0].items()
+        }  # all begin with the same z, and ω = 1
         final = result.final
         for now in [*times.ended_at.unique(), times.ended_at.max() + 1e9]:
             held = _held(now, messages, times, steps, n)
@@ -71,14 +79,17 @@ def test_mass_is_conserved_at_every_event_messages_in_flight_included(scenario: 
         lost = messages[messages.status == "lost"]
         in_flight = messages[messages.status == "in_flight"]
         gone = sum(row.weight * steps.payload[row.sender, row.step]["omega"] for row in lost.itertuples())
-        on_the_way = sum(row.weight * steps.payload[row.sender, row.step]["omega"] for row in in_flight.itertuples())
+        on_the_way = sum(
+            row.weight * steps.payload[row.sender, row.step]["omega"] for row in in_flight.itertuples()
+        )
         total = final["omega"].sum(0) + gone + on_the_way
         torch.testing.assert_close(total, torch.full((1,), float(n), dtype=torch.float64), rtol=0, atol=1e-10)
 
 
 def _held(now: float, messages: object, times: object, steps: Steps, n: int) -> dict[str, torch.Tensor]:
-    """Everything there is at the instant: each client's share of its last payload and its residue, what has arrived since its last
-    start, what is on its way, what was lost before."""
+    """Everything there is at the instant: each client's share of its last payload and its residue, what has
+    arrived since its last start, what is on its way, what was lost before.
+    """
     total = {"omega": torch.zeros(1, dtype=torch.float64), "z": torch.zeros(2, dtype=torch.float64)}
     done = times[times.ended_at <= now]  # type: ignore[index]
     last = done.groupby("client").step.max().to_dict()
@@ -97,7 +108,11 @@ def _held(now: float, messages: object, times: object, steps: Steps, n: int) -> 
     for row in sent.itertuples():
         # A delivered message counts for as long as the step that absorbs it is not done; the others for ever.
         absorbed = None if row.status != "delivered" else (row.receiver, row.absorbed_step)
-        if absorbed is not None and absorbed in steps.absorbed and last.get(row.receiver, -1) >= row.absorbed_step:
+        if (
+            absorbed is not None
+            and absorbed in steps.absorbed
+            and last.get(row.receiver, -1) >= row.absorbed_step
+        ):
             continue
         for key in total:
             total[key] += row.weight * steps.payload[row.sender, row.step][key]
@@ -108,7 +123,9 @@ def _gradients(now: float, times: object, steps: Steps, order: str) -> torch.Ten
     total = torch.zeros(2, dtype=torch.float64)
     for row in times[times.ended_at <= now].itertuples():  # type: ignore[index]
         key = (row.client, row.step)
-        total += steps.residue[key]["z"] if order == "4b" else steps.payload[key]["z"] - steps.absorbed[key]["z"]
+        total += (
+            steps.residue[key]["z"] if order == "4b" else steps.payload[key]["z"] - steps.absorbed[key]["z"]
+        )
     return total
 
 
