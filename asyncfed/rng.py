@@ -26,6 +26,12 @@ def _key_word(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def chances(probability: FloatArray) -> npt.NDArray[np.uint64]:
+    """The largest word whose uniform lies below each probability in (0, 1], for `Streams.below`."""
+    steps = np.ceil(probability * 2.0**53).astype(np.uint64)  # uniforms are multiples of 2⁻⁵³
+    return (steps - np.uint64(1) << np.uint64(11)) | np.uint64(2**11 - 1)
+
+
 class Streams:
     """All the randomness of one run, addressed and never consumed."""
 
@@ -49,6 +55,14 @@ class Streams:
         uniforms = (self.words(stream, row, start, stop, lane) >> np.uint64(11)).astype(np.float64)
         uniforms *= 2.0**-53
         return uniforms
+
+    def below(
+        self, stream: str, row: int, start: int, limits: npt.NDArray[np.uint64], lane: int = 0
+    ) -> npt.NDArray[np.bool_]:
+        """Which uniforms, from number `start` on, lie below the probabilities whose `chances` are given: the
+        same as comparing `uniforms`, without making them.
+        """
+        return self.words(stream, row, start, start + len(limits), lane) <= limits
 
     def seed_for(self, stream: str, row: int = 0, lane: int = 0) -> int:
         """A 63-bit seed for a library that wants to keep its own generator."""

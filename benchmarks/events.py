@@ -23,7 +23,7 @@ from asyncfed.trace import TraceWriter
 from benchmarks.problems import LR, reference
 from benchmarks.table import Row
 
-STEPS = 6
+STEPS = 20
 
 
 def event_driven(rounds: int = 3) -> list[Row]:

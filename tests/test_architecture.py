@@ -28,7 +28,8 @@ def test_each_layer_imports_only_what_stands_above_it() -> None:
 def test_public_names() -> None:
     names = """
         ActorLostError AsyncfedError DataError DivergenceError Lockstep Progress Result RunError
-        RunExistsError Scenario ScenarioError TopologyError Trace TraceError UnknownNameError VirtualTime load run
+        RunExistsError Scenario ScenarioError TopologyError Trace TraceError UnknownNameError VirtualTime
+        load run
     """
     assert sorted(asyncfed.__all__) == names.split()
     for name in asyncfed.__all__:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.distributions import Distribution, as_distribution
-from asyncfed.rng import Streams
+from asyncfed.rng import Streams, chances
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -50,21 +51,25 @@ class Network:
     def edges(self) -> int:
         return len(self.senders)
 
-    @property
+    @cached_property
     def lossless(self) -> bool:
         return not self.loss.any()
+
+    @cached_property
+    def _chances(self) -> npt.NDArray[np.uint64]:
+        return chances(self.probability)
 
     def up(self, streams: Streams, step: int) -> BoolArray:
         """δ(t) for every edge."""
         if self.directed:
-            return streams.uniforms("links", step, 0, self.edges) < self.probability
+            return streams.below("links", step, 0, self._chances)
         return self._pair_uniforms(streams, step)[self.draw] < self.probability
 
     def up_from(self, streams: Streams, sender: int, step: int) -> BoolArray:
         """δ for the links of one sender at its step: the same draws as `up`."""
         lo, hi = int(self.first[sender]), int(self.first[sender + 1])
         if self.directed:
-            return streams.uniforms("links", step, lo, hi) < self.probability[lo:hi]
+            return streams.below("links", step, lo, self._chances[lo:hi])
         return self._pair_uniforms(streams, step)[self.draw[lo:hi]] < self.probability[lo:hi]
 
     def lost(self, streams: Streams, step: int, lo: int = 0, hi: int | None = None) -> BoolArray:

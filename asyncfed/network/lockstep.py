@@ -11,9 +11,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
-from asyncfed.network.waves import Absorption, Conversation, Recorder, Snapshot, Status, Wave
+from asyncfed.network.waves import (
+    Absorption,
+    Conversation,
+    MatrixAbsorption,
+    Recorder,
+    Snapshot,
+    Status,
+    Wave,
+)
 from asyncfed.network.weights import Shares
 from asyncfed.rng import Streams
+
+_DENSE = 0.2  # share of all possible links from which on a matrix is the better form
 
 
 class LockstepTimeline:
@@ -41,16 +51,25 @@ class LockstepTimeline:
         self._pattern_senders = senders[self._order]
         self._pattern_first = np.searchsorted(receivers[self._order], np.arange(n + 1))
         self._everyone = everyone
+        # On a dense network weights go straight into a matrix (receiver, sender), at these places.
+        dense = network.edges >= _DENSE * n * n
+        self._cells = network.receivers * n + network.senders if dense else None
+        self._columns = network.senders.astype(np.int32), network.receivers.astype(np.int32)  # as recorded
+        # Work space: what arrives (a client's own share always does), its weight, and how much came before.
+        self._present = np.ones(len(senders), dtype=np.bool_)
+        self._share = np.empty(len(senders))
+        self._counts = np.zeros(len(senders) + 1, dtype=np.int64)
 
     def __iter__(self) -> Iterator[Wave | Snapshot]:
         n, talk = self._network.n, self._talk
-        absorption = Absorption(
+        absorption: Absorption | MatrixAbsorption = Absorption(
             self._everyone,
             np.zeros(n + 1, dtype=np.int64),
             np.zeros(0, dtype=np.int64),
             np.zeros(0, dtype=np.float64),
         )
         nothing = np.zeros(0, dtype=np.int64)
+        absorbed = np.zeros(n, dtype=np.int64)
         for t in range(talk.steps + 1):
             step, now = talk.first_step + t, talk.started_at + t
             if t % self._every == 0 or t == talk.steps:
@@ -58,7 +77,6 @@ class LockstepTimeline:
             if t == talk.steps:
                 return
             emits = step * n + self._everyone
-            absorbed = np.diff(absorption.indptr) - (t > 0)
             self._recorder.steps(
                 client=self._everyone,
                 step=step,
@@ -68,22 +86,22 @@ class LockstepTimeline:
                 phase=talk.phase,
             )
             yield Wave(absorption, np.full(n, step), emits, nothing if t == 0 else emits - n)
-            absorption = self._send(step, now + 1.0)
+            absorption, absorbed = self._send(step, now + 1.0)
 
-    def _send(self, step: int, at: float) -> Absorption:
+    def _send(self, step: int, at: float) -> tuple[Absorption | MatrixAbsorption, IntArray]:
         network = self._network
         up = network.up(self._streams, step)
         weights, kept = self._shares.of_all(up)
         arrives = up
-        status = np.where(up, np.uint8(Status.DELIVERED), np.uint8(Status.LINK_DOWN))
+        status = (~up).view(np.uint8) * np.uint8(Status.LINK_DOWN)  # delivered is 0
         if not network.lossless:
             lost = up & network.lost(self._streams, step)
             status[lost] = Status.LOST
             arrives = up & ~lost
         if network.edges:
             self._recorder.messages(
-                sender=network.senders,
-                receiver=network.receivers,
+                sender=self._columns[0],
+                receiver=self._columns[1],
                 status=status,
                 step=step,
                 sent_at=at,
@@ -94,13 +112,24 @@ class LockstepTimeline:
                 phase=self._talk.phase,
                 kind=self._talk.kind,
             )
-        return self._absorption(step, arrives, weights, kept)
+        absorbed = np.bincount(network.receivers, arrives, minlength=network.n).astype(np.int64)
+        return self._absorption(step, arrives, weights, kept), absorbed
 
-    def _absorption(self, step: int, arrives: BoolArray, weights: FloatArray, kept: FloatArray) -> Absorption:
-        here = np.concatenate([arrives, np.ones(self._network.n, dtype=np.bool_)])[self._order]
+    def _absorption(
+        self, step: int, arrives: BoolArray, weights: FloatArray, kept: FloatArray
+    ) -> Absorption | MatrixAbsorption:
+        network, first = self._network, step * self._network.n
+        if self._cells is not None:
+            matrix = np.zeros((network.n, network.n))
+            matrix.reshape(-1)[self._cells] = weights if network.lossless else weights * arrives
+            matrix.reshape(-1)[:: network.n + 1] = kept
+            return MatrixAbsorption(self._everyone, matrix, first)
+        self._present[: network.edges] = arrives
+        self._share[: network.edges], self._share[network.edges :] = weights, kept
+        here = self._present[self._order]
+        np.cumsum(here, out=self._counts[1:])
         chosen = np.flatnonzero(here)
-        counts = np.concatenate([[0], np.cumsum(here)])
-        indptr: IntArray = counts[self._pattern_first].astype(np.int64)
-        sources = step * self._network.n + self._pattern_senders[chosen]
-        share = np.concatenate([weights, kept])[self._order[chosen]]
-        return Absorption(self._everyone, indptr, sources, share)
+        sources = first + self._pattern_senders[chosen]
+        return Absorption(
+            self._everyone, self._counts[self._pattern_first], sources, self._share[self._order[chosen]]
+        )

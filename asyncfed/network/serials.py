@@ -21,11 +21,13 @@ class SerialTable:
     def __init__(self, *columns: str) -> None:
         self._base = 0
         self._alive: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.alive = 0  # payloads in the table
         self._columns: dict[str, IntArray] = {name: np.zeros(0, dtype=np.int64) for name in columns}
 
     def add(self, serials: IntArray, **values: IntArray | int) -> None:
         at = self._room_for(serials)
         self._alive[at] = True
+        self.alive += len(serials)
         for name, value in values.items():
             self._columns[name][at] = value
 
@@ -37,10 +39,11 @@ class SerialTable:
 
     def forget(self, serials: IntArray) -> None:
         self._alive[serials - self._base] = False
+        self.alive -= len(serials)
 
-    @property
-    def alive(self) -> int:
-        return int(np.count_nonzero(self._alive))
+    def clear(self) -> None:
+        self._alive[:] = False
+        self.alive = 0
 
     def _room_for(self, serials: IntArray) -> IntArray:
         last = int(serials.max())
@@ -51,7 +54,7 @@ class SerialTable:
             if not kept:
                 front = int(serials.min()) - self._base
             self._base += front
-            size = max(1024, 2 * (last - self._base + 1))
+            size = max(16_384, 2 * (last - self._base + 1))
             self._alive = _moved(self._alive, front, kept, size)
             for name, column in self._columns.items():
                 self._columns[name] = _moved(column, front, kept, size)

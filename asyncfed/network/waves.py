@@ -12,7 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Protocol
+
+import numpy as np
 
 from asyncfed.network.links import FloatArray, IntArray
 
@@ -37,10 +40,36 @@ class Absorption:
 
 
 @dataclass(frozen=True, eq=False)
+class MatrixAbsorption:
+    """The same where all absorb from one round of everybody: payload `first` + c has weights matrix[:, c]."""
+
+    clients: IntArray
+    matrix: FloatArray
+    first: int
+
+    @cached_property
+    def _links(self) -> tuple[IntArray, IntArray]:
+        receivers, senders = np.nonzero(self.matrix)
+        return receivers.astype(np.int64), senders.astype(np.int64)
+
+    @cached_property
+    def indptr(self) -> IntArray:
+        return np.searchsorted(self._links[0], np.arange(len(self.clients) + 1))
+
+    @cached_property
+    def sources(self) -> IntArray:
+        return self.first + self._links[1]
+
+    @cached_property
+    def weights(self) -> FloatArray:
+        return self.matrix[self._links]
+
+
+@dataclass(frozen=True, eq=False)
 class Wave:
     """Steps that may run at once: each absorbs, computes and emits payload `emits[r]`."""
 
-    absorption: Absorption
+    absorption: Absorption | MatrixAbsorption
     steps: IntArray
     emits: IntArray
     released: IntArray  # payloads that nobody absorbs after this wave
@@ -50,7 +79,7 @@ class Wave:
 class Snapshot:
     """The state every client would start its next step from, at virtual time `time`; consumes nothing."""
 
-    absorption: Absorption
+    absorption: Absorption | MatrixAbsorption
     time: float
     steps: IntArray  # steps begun by each client
     final: bool

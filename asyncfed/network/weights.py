@@ -116,9 +116,12 @@ class _UniformShares:
         self.doubly_stochastic = network.lossless and bool((network.probability == 1).all()) and balanced
 
     def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
-        senders = self._network.senders
-        keep = 1.0 / (1.0 + np.bincount(senders[up], minlength=self._network.n).astype(np.float64))
-        return np.where(up, keep[senders], 0.0), keep
+        before = np.zeros(
+            len(up) + 1, dtype=np.int64
+        )  # links up before each edge; edges stand sorted by sender
+        np.cumsum(up, out=before[1:])
+        keep = 1.0 / (1.0 + np.diff(before[self._network.first]))
+        return keep[self._network.senders] * up, keep
 
     def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
         keep = 1.0 / (1.0 + float(np.count_nonzero(up)))

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from asyncfed.errors import ScenarioError
 
@@ -64,8 +65,10 @@ def check_rate(lr: LearningRate) -> None:
         _require_positive(lr)
 
 
-def rates(lr: LearningRate, steps: Steps) -> Rates:
-    """The learning rate of each client at its own step."""
+def rates(lr: LearningRate, steps: Steps, like: torch.Tensor) -> float | torch.Tensor:
+    """The learning rate of each client at its own step: one number where all are at the same, else (k, 1)."""
     if isinstance(lr, (int, float)):
-        return np.full(len(steps), float(lr))
-    return lr.rates(steps)
+        return float(lr)
+    if (steps == steps[0]).all():
+        return float(lr.rates(steps[:1])[0])
+    return torch.from_numpy(lr.rates(steps)).to(like)[:, None]

@@ -95,14 +95,14 @@ class SGP:
         room: Tensors,
     ) -> Emission:
         z, omega = absorbed["z"], absorbed["omega"]
-        alpha = torch.from_numpy(rates(self.lr, steps)).to(z)[:, None]
+        alpha = rates(self.lr, steps, z)
         x = z / omega
         lam = memory["lam"]
         descent, loss = derivatives.inner_gradient(
             x, lam, batch, scale=-alpha, out=room.get("z")
         )  # −α∇f(z/ω)
         if self.weight_decay:
-            descent.addcmul_(x, alpha, value=-self.weight_decay)
+            descent -= alpha * self.weight_decay * x
         report = {"loss": loss}
         if self.order == "4a":
             phi = {"z": descent.add_(z), "omega": omega}  # φ = [z − α∇f; ω], ψ = 0

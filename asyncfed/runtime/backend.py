@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from asyncfed.network.waves import Absorption, Snapshot, Wave
+from asyncfed.network.waves import Absorption, MatrixAbsorption, Snapshot, Wave
 from asyncfed.protocols.phase import Phase, Tensors
 from asyncfed.runtime.block import Measurement
 
@@ -43,7 +43,7 @@ class Backend(Protocol):
 
     def measure(self, snapshot: Snapshot) -> list[Measurement]: ...
 
-    def finish(self, absorption: Absorption) -> None: ...
+    def finish(self, absorption: Absorption | MatrixAbsorption) -> None: ...
 
     def final(self) -> Tensors:
         """What the last phase left behind, all clients stacked."""

@@ -52,6 +52,7 @@ class Incoming:
     indptr: IntArray
     sources: IntArray
     weights: FloatArray
+    matrix: FloatArray | None = None  # instead of the three: weights over the pool of a whole round, in order
     remote_first: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     remote_rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     remote_columns: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -90,6 +91,16 @@ class Observation:
 
 
 Tap = Callable[[Observation], None]
+
+
+@dataclass(frozen=True, eq=False)
+class _Mixing:
+    """How rows of the pool are summed: by a matrix, or (with slots) as bags of weighted rows."""
+
+    rows: int
+    weights: torch.Tensor
+    slots: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
 
 
 @dataclass
@@ -166,14 +177,13 @@ class Block:
         estimate = self._phase.estimate(self.peek(incoming, remote), self._memory)
         shards = next((s for s in (self._data.test, self._data.validation) if s.total), self._data.train)
         found = self._derivatives.evaluate(estimate.inner, estimate.outer, shards)
-        x = estimate.inner.double()
-        centre = x.mean(0)
+        centre, spread = _centre_and_spread(estimate.inner, self._chunk)
         return Measurement(
             self.clients,
             {name: sums.double().cpu().numpy() for name, (sums, _) in found.items()},
             shards.sizes,
             centre.cpu().numpy(),
-            float((x - centre).square().sum()),
+            spread,
         )
 
     def finish(self, incoming: Incoming, remote: Sequence[Tensors] = ()) -> Tensors:
@@ -184,15 +194,37 @@ class Block:
     # --- absorbing ---------------------------------------------------------------------------------
 
     def _absorb(self, incoming: Incoming, remote: Sequence[Tensors], *, consume: bool) -> Tensors:
-        slots = self._pool.slots.get("slot", incoming.sources) if len(incoming.sources) else incoming.sources
+        mixing = self._mixing(incoming)
         result: Tensors = {}
         for key in self._residue:
             start = self._start(key, incoming.rows, consume=consume)
-            own = self._own_sum(key, incoming, slots, start)
+            own = self._own_sum(key, mixing, start)
             for place, payload in enumerate(remote):
                 _add_rows(own, incoming, slice(*incoming.remote_first[place : place + 2]), payload[key])
             result[key] = own
         return result
+
+    def _mixing(self, incoming: Incoming) -> _Mixing | None:
+        """The weights over the pool's rows: a matrix where it is well filled, else the lists that make it."""
+        rows = len(incoming.rows)
+        if incoming.matrix is not None:
+            return _Mixing(rows, torch.from_numpy(incoming.matrix).to(self._device, self._dtype))
+        if not len(incoming.sources):
+            return None
+        slots = self._pool.slots.get("slot", incoming.sources)
+        if rows >= _DENSE_ROWS and len(slots) >= _DENSE_SHARE * rows * self._pool.size:
+            matrix = np.zeros(
+                (rows, self._pool.size), dtype=np.float32 if self._dtype == torch.float32 else np.float64
+            )
+            row_starts = np.repeat(np.arange(0, matrix.size, self._pool.size), np.diff(incoming.indptr))
+            matrix.reshape(-1)[row_starts + slots] = incoming.weights
+            return _Mixing(rows, torch.from_numpy(matrix).to(self._device))
+        return _Mixing(
+            rows,
+            torch.from_numpy(incoming.weights).to(self._device, self._dtype),
+            self._index(slots),
+            self._index(incoming.indptr),
+        )
 
     def _start(self, key: str, rows: IntArray, *, consume: bool) -> torch.Tensor | None:
         residue = self._residue[key]
@@ -202,27 +234,21 @@ class Block:
             return residue if consume else residue.clone()
         return residue.index_select(0, self._index(rows))
 
-    def _own_sum(
-        self, key: str, incoming: Incoming, slots: IntArray, start: torch.Tensor | None
-    ) -> torch.Tensor:
-        rows = len(incoming.rows)
-        if not len(slots):
+    def _own_sum(self, key: str, mixing: _Mixing | None, start: torch.Tensor | None) -> torch.Tensor:
+        if mixing is None:
             assert start is not None, "only a client that has not stepped yet absorbs nothing of its own"
             return start
         pool = self._pool.rows[key]
-        if rows >= _DENSE_ROWS and len(slots) >= _DENSE_SHARE * rows * len(pool):
-            matrix = np.zeros((rows, len(pool)))
-            matrix[np.repeat(np.arange(rows), np.diff(incoming.indptr)), slots] = incoming.weights
-            weights = torch.from_numpy(matrix).to(pool)
+        if mixing.slots is None:
             if start is not None:
-                return start.addmm_(weights, pool)
-            return torch.mm(weights, pool, out=self._buffer(key, rows, pool.shape[1]))
+                return start.addmm_(mixing.weights, pool)
+            return torch.mm(mixing.weights, pool, out=self._buffer(key, mixing.rows, pool.shape[1]))
         total = torch.nn.functional.embedding_bag(
-            torch.from_numpy(slots).to(self._device),
+            mixing.slots,
             pool,
-            torch.from_numpy(incoming.indptr).to(self._device),
+            mixing.offsets,
             mode="sum",
-            per_sample_weights=torch.from_numpy(incoming.weights).to(pool),
+            per_sample_weights=mixing.weights,
             include_last_offset=True,
         )
         return total if start is None else start.add_(total)
@@ -239,7 +265,7 @@ class Block:
         room = {key: self._buffer(key, self.k, y.shape[1]) for key, y in absorbed.items()}
         payload: Tensors = {}
         residue: dict[str, torch.Tensor | None] = dict.fromkeys(absorbed)
-        reports: dict[str, list[torch.Tensor]] = {}
+        reports: dict[str, FloatArray] = {}
         for places, rows in self._batches.chunks(wave.incoming.rows, self._chunk):
             emission = self._step(absorbed, places, rows, wave.steps, room)
             for key in absorbed:
@@ -248,7 +274,7 @@ class Block:
                 )
                 if key in emission.residue:
                     residue[key] = self._keep(emission.residue[key], places, (residue[key], room[key]))
-            self._note(emission, places, rows, reports)
+            self._note(emission, places, rows, reports, len(wave.emits))
         if not self._pool.slots.alive:  # nothing older is wanted: the payload itself becomes the pool
             old = self._pool.rows
             self._pool.rows, self._pool.size, self._pool.free = payload, self.k, []
@@ -263,17 +289,17 @@ class Block:
         else:
             self._store(payload, wave.emits)
         self._residue = residue
-        return payload, _joined(reports, self.k)
+        return payload, reports
 
     def _compute_some(self, absorbed: Tensors, wave: BlockWave) -> tuple[Tensors, dict[str, FloatArray]]:
         """Some clients of the block step: their rows are copied to where they belong."""
-        payload = {key: torch.empty_like(y) for key, y in absorbed.items()}
-        reports: dict[str, list[torch.Tensor]] = {}
+        payload: Tensors = {}
+        reports: dict[str, FloatArray] = {}
         for places, rows in self._batches.chunks(wave.incoming.rows, self._chunk):
             emission = self._step(absorbed, places, rows, wave.steps, {})
             at = self._index(rows)
             for key in absorbed:
-                payload[key][places] = emission.payload[key]
+                payload[key] = self._keep(emission.payload[key], places, (payload.get(key), absorbed[key]))
                 old = self._residue[key]
                 if key in emission.residue:
                     if old is None:
@@ -283,28 +309,27 @@ class Block:
                     old.index_copy_(0, at, emission.residue[key])
                 elif old is not None:
                     old.index_fill_(0, at, 0.0)
-            self._note(emission, places, rows, reports)
+            self._note(emission, places, rows, reports, len(wave.emits))
         self._store(payload, wave.emits)
-        return payload, _joined(reports, len(wave.emits))
+        return payload, reports
 
     def _step(
         self, absorbed: Tensors, places: slice | torch.Tensor, rows: IntArray, steps: IntArray, room: Tensors
     ) -> Emission:
-        here = places if isinstance(places, slice) else places.cpu().numpy()
-        y = {key: value[places] for key, value in absorbed.items()}
-        at = (
-            slice(int(rows[0]), int(rows[-1]) + 1)
-            if isinstance(places, slice) and len(rows) == self.k
-            else self._index(rows)
-        )
+        if len(rows) == len(steps):  # the whole wave in one chunk, in order or all of equal size
+            y, space = absorbed, room
+        else:
+            steps = steps[places if isinstance(places, slice) else places.cpu().numpy()]
+            y = {key: value[places] for key, value in absorbed.items()}
+            space = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
+        together = int(rows[-1] - rows[0]) == len(rows) - 1
+        at = slice(int(rows[0]), int(rows[-1]) + 1) if together else self._index(rows)
         memory = {key: value[at] for key, value in self._memory.items()}
-        batch = self._batches.draw(rows, steps[here])
-        space = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
-        emission = self._phase.step(self._derivatives, y, memory, batch, steps[here], space)
+        batch = self._batches.draw(rows, steps)
+        emission = self._phase.step(self._derivatives, y, memory, batch, steps, space)
         if self._tap is not None:
-            self._tap(
-                Observation(self.clients[rows], steps[here], {k: v.clone() for k, v in y.items()}, emission)
-            )
+            seen = {key: value.clone() for key, value in y.items()}
+            self._tap(Observation(self.clients[rows], steps, seen, emission))
         return emission
 
     def _keep(
@@ -317,7 +342,8 @@ class Block:
                     return home
         target = homes[0]
         if target is None or any(target is home for home in homes[1:]):
-            fresh = torch.empty(self.k, chunk.shape[1], dtype=self._dtype, device=self._device)
+            rows = next(len(home) for home in homes if home is not None)
+            fresh = torch.empty(rows, chunk.shape[1], dtype=self._dtype, device=self._device)
             if target is not None:
                 fresh.copy_(target)
             target = fresh
@@ -329,21 +355,21 @@ class Block:
         emission: Emission,
         places: slice | torch.Tensor,
         rows: IntArray,
-        reports: dict[str, list[torch.Tensor]],
+        reports: dict[str, FloatArray],
+        count: int,
     ) -> None:
         for key, value in emission.memory.items():
             self._memory[key][self._index(rows)] = value
-        order = torch.arange(places.start, places.stop) if isinstance(places, slice) else places.cpu()
-        reports.setdefault("", []).append(order)
+        here = places if isinstance(places, slice) else places.cpu().numpy()
         for key, value in emission.report.items():
-            reports.setdefault(key, []).append(value.detach())
+            reports.setdefault(key, np.empty(count))[here] = value.detach().cpu().numpy()
 
     # --- the pool ----------------------------------------------------------------------------------
 
     def _store(self, payload: Tensors, emits: IntArray) -> None:
         pool, wanted = self._pool, len(emits)
         if len(pool.free) < wanted:
-            more = max(wanted - len(pool.free), pool.size // 2, 8)
+            more = max(wanted - len(pool.free), pool.size // 2, self.k)
             for key, value in payload.items():
                 old = pool.rows.get(key)
                 grown = torch.empty(pool.size + more, value.shape[1], dtype=self._dtype, device=self._device)
@@ -359,7 +385,10 @@ class Block:
         pool.slots.add(emits, slot=slots)
 
     def _release(self, serials: IntArray) -> None:
-        if len(serials):
+        if len(serials) == self._pool.slots.alive:  # a whole round: the next payload takes its place
+            self._pool.free = list(range(self._pool.size))
+            self._pool.slots.clear()
+        elif len(serials):
             self._pool.free.extend(self._pool.slots.get("slot", serials)[::-1].tolist())
             self._pool.slots.forget(serials)
 
@@ -382,6 +411,16 @@ class Block:
                 raise DivergenceError(client, int(wave.steps[row]), quantity, float(values[row]))
 
 
+def _centre_and_spread(x: torch.Tensor, chunk: int) -> tuple[torch.Tensor, float]:
+    """Mean of the rows and the sum of their squared distances from it, in doubles, piece by piece."""
+    pieces = torch.split(x, chunk)
+    centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+    for piece in pieces:
+        centre += piece.sum(0, dtype=torch.float64)
+    centre /= len(x)
+    return centre, float(sum((piece - centre).square().sum() for piece in pieces))
+
+
 def _add_rows(total: torch.Tensor, incoming: Incoming, part: slice, payload: torch.Tensor) -> None:
     payload = payload.to(total.device)
     rows, columns, weights = (
@@ -395,13 +434,3 @@ def _add_rows(total: torch.Tensor, incoming: Incoming, part: slice, payload: tor
     matrix = np.zeros((len(total), len(payload)))
     matrix[rows, columns] = weights
     total.addmm_(torch.from_numpy(matrix).to(total), payload)
-
-
-def _joined(reports: dict[str, list[torch.Tensor]], rows: int) -> dict[str, FloatArray]:
-    order = torch.cat(reports.pop("")).numpy() if reports else np.zeros(0, dtype=np.int64)
-    joined = {}
-    for key, pieces in reports.items():
-        values = np.empty(rows)
-        values[order] = torch.cat(pieces).double().cpu().numpy()
-        joined[key] = values
-    return joined

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncfed.network.waves import Absorption, Snapshot, Wave
+from asyncfed.network.waves import Absorption, MatrixAbsorption, Snapshot, Wave
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.phase import Phase, Tensors
 from asyncfed.runtime.backend import Placement
@@ -20,6 +20,15 @@ def choose_device(device: str, cuda: bool) -> str:
     return device
 
 
+def worthwhile_threads(clients: int, batch: int, parameters: int, available: int) -> int:
+    """One torch thread where a step's work is so small that sharing it costs more than it saves (and leaves
+    the other cores to the trace), all of them otherwise."""
+    return 1 if clients * batch * parameters < _WORTH_SHARING else available
+
+
+_WORTH_SHARING = 10_000_000  # multiplications in a forward pass
+
+
 class LocalBackend:
     """Everybody at home."""
 
@@ -29,10 +38,16 @@ class LocalBackend:
         chosen = choose_device(device, torch.cuda.is_available())
         everyone = np.arange(problem.clients, dtype=np.int64)
         self._block = Block(problem, everyone, seed=seed, dtype=dtype, device=chosen, tap=tap)
+        self._problem = problem
+        self._threads = torch.get_num_threads()
         self._reports: dict[str, list[npt.NDArray[np.float64]]] = {}
         self.placement = Placement("local", 0, problem.clients, chosen)
 
     def begin(self, phase: Phase) -> int:
+        largest = int(self._problem.data.train.sizes.max())
+        batch = largest if phase.batch is None else phase.batch
+        parameters = self._block.carried["inner"].shape[1]
+        torch.set_num_threads(worthwhile_threads(self._problem.clients, batch, parameters, self._threads))
         return self._block.begin(phase)
 
     def run(self, wave: Wave) -> None:
@@ -50,15 +65,20 @@ class LocalBackend:
     def measure(self, snapshot: Snapshot) -> list[Measurement]:
         return [self._block.measure(_incoming(snapshot.absorption))]
 
-    def finish(self, absorption: Absorption) -> None:
+    def finish(self, absorption: Absorption | MatrixAbsorption) -> None:
         self._block.finish(_incoming(absorption))
 
     def final(self) -> Tensors:
         return self._block.carried
 
     def close(self) -> None:
-        return None
+        torch.set_num_threads(self._threads)
 
 
-def _incoming(absorption: Absorption) -> Incoming:
+def _incoming(absorption: Absorption | MatrixAbsorption) -> Incoming:
+    if isinstance(absorption, MatrixAbsorption):
+        return Incoming(absorption.clients, _NONE, _NONE, _NO_WEIGHTS, absorption.matrix)
     return Incoming(absorption.clients, absorption.indptr, absorption.sources, absorption.weights)
+
+
+_NONE, _NO_WEIGHTS = np.zeros(0, dtype=np.int64), np.zeros(0)

@@ -25,7 +25,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from asyncfed.errors import ActorLostError, AsyncfedError, RunError
 from asyncfed.network.serials import SerialTable
-from asyncfed.network.waves import Absorption, Snapshot, Wave
+from asyncfed.network.waves import Absorption, MatrixAbsorption, Snapshot, Wave
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.phase import Phase, Tensors
@@ -167,7 +167,7 @@ class RayBackend:
             lambda actor, place: actor.measure.remote(*self._everything(snapshot.absorption, place))
         )
 
-    def finish(self, absorption: Absorption) -> None:
+    def finish(self, absorption: Absorption | MatrixAbsorption) -> None:
         self._drain()
         self._all(lambda actor, place: actor.finish.remote(*self._everything(absorption, place)))
 
@@ -185,12 +185,12 @@ class RayBackend:
     # --- plans ----------------------------------------------------------------------------------------------
     # -----------
 
-    def _everything(self, absorption: Absorption, place: int) -> tuple[Any, ...]:
+    def _everything(self, absorption: Absorption | MatrixAbsorption, place: int) -> tuple[Any, ...]:
         incoming, references = self._incoming(absorption, place, *self._ranges[place])
         return incoming, *references
 
     def _incoming(
-        self, absorption: Absorption, place: int, first: int, last: int
+        self, absorption: Absorption | MatrixAbsorption, place: int, first: int, last: int
     ) -> tuple[Incoming, list[Any]]:
         """The absorption of rows first:last, which belong to the actor at `place`, and the payloads it needs
         from others.
@@ -215,10 +215,10 @@ class RayBackend:
             indptr,
             sources[home],
             weights[home],
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            row_of[order],
-            self._payloads.get("row", sources[order]) if len(order) else _NOTHING,
-            weights[order],
+            remote_first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            remote_rows=row_of[order],
+            remote_columns=self._payloads.get("row", sources[order]) if len(order) else _NOTHING,
+            remote_weights=weights[order],
         )
         return incoming, [self._objects[number] for number in wanted.tolist()]
 

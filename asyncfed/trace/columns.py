@@ -72,6 +72,12 @@ SCHEMAS: dict[str, pa.Schema] = {
 # edges come nearly sorted; weights and sizes take few values; arrival times all differ, and only their
 # leading bytes compress. The other columns are plain: zstd finds what every step repeats.
 DICTIONARY_COLUMNS = ["status", "weight", "bytes", "phase", "kind"]
+STATISTICS = [
+    "step",
+    "sender",
+    "receiver",
+    "sent_at",
+]  # what queries skip row groups by; the others cost time
 ENCODINGS = {
     "sender": "DELTA_BINARY_PACKED",
     "receiver": "DELTA_BINARY_PACKED",

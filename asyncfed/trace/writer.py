@@ -29,6 +29,7 @@ from asyncfed.trace.columns import (
     DICTIONARY_COLUMNS,
     ENCODINGS,
     MESSAGES,
+    STATISTICS,
     STATUS_NAMES,
     STEPS,
     Totals,
@@ -41,6 +42,7 @@ Numbers: TypeAlias = npt.NDArray[Any] | float
 """An array with one value per row, or one number for all rows of a call."""
 
 SMALL_FLUSH = 8192
+_LONG_CALLS = 64  # rows
 _CHUNKS_BEHIND = 3
 
 
@@ -228,6 +230,7 @@ class TraceWriter:
             column_encoding={name: ENCODINGS[name] for name in ENCODINGS if name in columns} or None,
             row_group_size=len(columns["step"]),
             write_page_checksum=True,
+            write_statistics=[name for name in STATISTICS if name in columns],
         )
         os.replace(temporary, target)
 
@@ -287,41 +290,63 @@ class _Stash:
         """A column, numbers repeated for the rows they stand for."""
         position = self._index[name]
         values = [call[position] for call in self.calls]
-        rows = self.rows
+        if self.pending >= _LONG_CALLS * len(values):
+            return self._filled(values, dtype)
         if not any(isinstance(value, np.ndarray) for value in values):
-            return np.repeat(np.asarray(values, dtype), rows)
-        parts = [v if isinstance(v, np.ndarray) else np.full(k, v) for v, k in zip(values, rows, strict=True)]
+            return np.repeat(np.asarray(values, dtype), self.rows)
+        parts = [
+            v if isinstance(v, np.ndarray) else np.full(k, v) for v, k in zip(values, self.rows, strict=True)
+        ]
         return np.concatenate(parts, dtype=dtype, casting="same_kind")
 
     def text(self, position: int) -> pa.DictionaryArray:
         """A column of labels; its dictionary is in order of appearance."""
         labels = [call[position] for call in self.labels]
         codes = {label: code for code, label in enumerate(dict.fromkeys(labels))}
-        indices = np.repeat(np.array([codes[label] for label in labels], np.int32), self.rows)
+        if len(codes) == 1:
+            indices = np.zeros(self.pending, np.int32)
+        else:
+            indices = np.repeat(np.array([codes[label] for label in labels], np.int32), self.rows)
         return pa.DictionaryArray.from_arrays(indices, pa.array(codes, pa.string()))
+
+    def _filled(self, values: list[Numbers], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """For few long calls: one stretch after the other."""
+        column = np.empty(self.pending, dtype)
+        start = 0
+        for value, rows in zip(values, self.rows, strict=True):
+            column[start : start + rows] = value
+            start += rows
+        return column
 
 
 def _message_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
     status = _within(stash, "status", len(Status))
+    sent = status != Status.LINK_DOWN
+    delivered = status == Status.DELIVERED
+    arriving = delivered | (status == Status.IN_FLIGHT)
     arrived_at = stash.numbers("arrived_at", np.float64)
     absorbed_step = stash.numbers("absorbed_step", np.int32)
     weight = stash.numbers("weight", np.float64)
-    down = status == Status.LINK_DOWN
-    never_arrives = down | (status == Status.LOST) | np.isnan(arrived_at)
-    not_absorbed = (status != Status.DELIVERED) | (absorbed_step < 0)
+    payload = stash.numbers("bytes", np.int64)
     return {
         "step": stash.numbers("step", np.int32),
         "sender": _within(stash, "sender", nodes),
         "receiver": _within(stash, "receiver", nodes),
         "status": pa.DictionaryArray.from_arrays(status, pa.array(STATUS_NAMES)),
         "sent_at": stash.numbers("sent_at", np.float64),
-        "arrived_at": pa.array(arrived_at, mask=never_arrives),
-        "absorbed_step": pa.array(absorbed_step, mask=not_absorbed),
-        "weight": pa.array(weight, mask=down | np.isnan(weight)),
-        "bytes": np.where(down, 0, stash.numbers("bytes", np.int64)),
+        "arrived_at": _nullable(arrived_at, arriving & ~np.isnan(arrived_at)),
+        "absorbed_step": _nullable(absorbed_step, delivered & (absorbed_step >= 0)),
+        "weight": _nullable(weight, sent & ~np.isnan(weight)),
+        "bytes": payload * sent,
         "phase": stash.text(0),
         "kind": stash.text(1),
     }
+
+
+def _nullable(values: npt.NDArray[Any], valid: npt.NDArray[np.bool_]) -> pa.Array:
+    """An Arrow array over the same memory, null where not valid: much faster than pa.array with a mask."""
+    bits = pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [bits, pa.py_buffer(values)])
 
 
 def _step_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
