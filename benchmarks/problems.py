@@ -6,12 +6,12 @@ import os
 
 import torch
 from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from asyncfed import Scenario
 from asyncfed.data import IID, Bootstrap, client_data_from_lists
 from asyncfed.models import build_model, initial_parameters
 from asyncfed.problems import Problem, classification
+from asyncfed.problems.classification import cross_entropies
 from asyncfed.protocols import SGP
 from topologies import random_graph, stochastic_directed
 
@@ -34,7 +34,9 @@ def reference_problem(clients: int = 100) -> Problem:
     return Problem(
         name="random images",
         data=client_data_from_lists(lists),
-        inner_loss=lambda x, lam, batch: cross_entropy(functional_call(module, x, (batch[0],)), batch[1]),
+        inner_loss=lambda x, lam, batch: cross_entropies(
+            functional_call(module, x, (batch[0],)), batch[1]
+        ).mean(),
         init_inner=lambda g: initial_parameters(module, g),
     )
 

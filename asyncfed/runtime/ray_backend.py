@@ -133,6 +133,7 @@ class RayBackend:
     def run(self, wave: Wave) -> None:
         absorption = wave.absorption
         cuts = np.searchsorted(absorption.clients, self._starts)
+        self._note_released(wave.released)
         submitted: list[tuple[int, int, int]] = []
         for place in np.flatnonzero(np.diff(cuts)).tolist():
             first, last = int(cuts[place]), int(cuts[place + 1])
@@ -146,9 +147,9 @@ class RayBackend:
             self._objects[number], self._living[number], self._owner[number] = payload, last - first, place
             submitted.append((number, first, last))
             self._outstanding.append((place, report))
+        self._forget(wave.released)
         for number, first, last in submitted:
             self._payloads.add(wave.emits[first:last], object=number, row=np.arange(last - first))
-        self._release(wave.released)
         while len(self._outstanding) > _WAVES_AHEAD * len(self._actors):
             self._collect()
 
@@ -222,12 +223,18 @@ class RayBackend:
         )
         return incoming, [self._objects[number] for number in wanted.tolist()]
 
-    def _release(self, serials: IntArray) -> None:
+    def _note_released(self, serials: IntArray) -> None:
+        """Tell the owners with their next call, which may be of this wave: they release after absorbing."""
+        if len(serials):
+            objects = self._payloads.get("object", serials).tolist()
+            for serial, number in zip(serials.tolist(), objects, strict=True):
+                self._to_release[self._owner[number]].append(serial)
+
+    def _forget(self, serials: IntArray) -> None:
+        """Let go of payloads that nobody will absorb any more; the tasks under way hold what they need."""
         if not len(serials):
             return
-        objects = self._payloads.get("object", serials).tolist()
-        for serial, number in zip(serials.tolist(), objects, strict=True):
-            self._to_release[self._owner[number]].append(serial)
+        for number in self._payloads.get("object", serials).tolist():
             self._living[number] -= 1
             if not self._living[number]:
                 del self._objects[number], self._living[number], self._owner[number]
@@ -255,17 +262,19 @@ class RayBackend:
             if isinstance(cause, AsyncfedError):
                 raise cause from None
             if isinstance(cause, RayActorError):
-                raise self._lost(place) from None
+                raise self._lost(place, cause) from None
             raise RunError(f"a step failed in the actor of clients {self._named(place)}:\n{error}") from None
-        except RayActorError:
-            raise self._lost(place) from None
+        except RayActorError as error:
+            raise self._lost(place, error) from None
         except RayError as error:
             raise RunError(f"Ray failed while clients {self._named(place)} were at work: {error}") from None
 
-    def _lost(self, place: int) -> ActorLostError:
+    def _lost(self, place: int, error: RayActorError) -> ActorLostError:
+        said = " ".join(str(error).split())
         return ActorLostError(
-            f"the actor of clients {self._named(place)} died (killed, or out of memory); "
-            "what was recorded so far is kept; run again, with more clients per actor if memory was short"
+            f"the actor of clients {self._named(place)} died; what was recorded so far is kept; "
+            "run again, with more clients per actor if memory was short. "
+            f"Ray says: {said if len(said) < 600 else said[:200] + ' … ' + said[-400:]}"
         )
 
     def _named(self, place: int) -> str:
