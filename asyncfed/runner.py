@@ -20,7 +20,7 @@ from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
 from asyncfed.runtime.block import Tap
 from asyncfed.runtime.directory import RunDirectory
-from asyncfed.runtime.engine import Evaluation, Tick, execute
+from asyncfed.runtime.engine import Evaluation, execute
 from asyncfed.runtime.local import LocalBackend
 from asyncfed.scenario import Scenario, check, scenario_to_data
 from asyncfed.trace import Totals, TraceWriter
@@ -39,7 +39,16 @@ class Progress:
     loss: float | None
     totals: Totals
     elapsed: float
+    virtual_time: float
+    horizon: float | None = None
     note: str = ""
+
+    @property
+    def fraction(self) -> float:
+        """How much is done, between 0 and 1: by steps, or by the horizon where that comes first."""
+        by_steps = self.steps_done / max(1, self.steps_planned)
+        by_time = 0.0 if self.horizon is None else self.virtual_time / self.horizon
+        return min(1.0, max(by_steps, by_time))
 
 
 def run(
@@ -110,7 +119,20 @@ def run(
                 if item.final:
                     directory.append("clients.jsonl", *_clients(item))
             elif progress is not None:
-                progress(_progress(item, scenario.clients, loss, writer, started, engine.placement.note))
+                progress(
+                    Progress(
+                        phase=item.phase,
+                        steps_done=item.steps_done,
+                        steps_planned=item.steps_planned,
+                        clients=scenario.clients,
+                        loss=loss,
+                        totals=writer.totals,
+                        elapsed=time.perf_counter() - started,
+                        virtual_time=item.time,
+                        horizon=getattr(scenario.timing, "horizon", None),
+                        note=engine.placement.note,
+                    )
+                )
         final = engine.final()
         if save_final:
             from safetensors.torch import save_file
@@ -222,15 +244,6 @@ def _clients(item: Evaluation) -> list[dict[str, Any]]:
         | {name: float(values[place]) for name, values in means.items()}
         for place, client in enumerate(item.clients)
     ]
-
-
-def _progress(
-    tick: Tick, clients: int, loss: float | None, writer: TraceWriter, started: float, note: str
-) -> Progress:
-    elapsed = time.perf_counter() - started
-    return Progress(
-        tick.phase, tick.steps_done, tick.steps_planned, clients, loss, writer.totals, elapsed, note
-    )
 
 
 def _versions() -> dict[str, str]:

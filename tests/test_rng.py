@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from asyncfed.rng import Streams
+from asyncfed.rng import Streams, chances
 
 _ROUNDS, _MASK = 10, 2**64 - 1
 
@@ -154,3 +154,18 @@ def test_one_edge_is_uncorrelated_from_step_to_step() -> None:
     streams = Streams(6)
     u = np.array([streams.uniforms("links", row, 17, 18)[0] for row in range(n + 1)])
     assert abs(np.corrcoef(u[1:], u[:-1])[0, 1]) < 4 / np.sqrt(n)
+
+
+def test_comparing_words_is_comparing_uniforms() -> None:
+    probability = np.array([2.0**-53, 0.1, 1 / 3, 0.5, 0.999999, 1.0] * 500)
+    streams = Streams(5)
+    for row in range(20):
+        expected = streams.uniforms("links", row, 7, 7 + len(probability)) < probability
+        assert (streams.below("links", row, 7, chances(probability)) == expected).all()
+
+
+def test_a_chance_is_the_last_word_whose_uniform_lies_below() -> None:
+    for p in (2.0**-53, 0.25, 1 / 3, 0.7, 1.0):
+        last = int(chances(np.array([p]))[0])
+        assert (last >> 11) * 2.0**-53 < p
+        assert last == 2**64 - 1 or ((last + 1) >> 11) * 2.0**-53 >= p

@@ -53,7 +53,7 @@ class Bar:
 
     def __call__(self, progress: Progress) -> None:
         now = time.monotonic()
-        if now < self._next and progress.steps_done < progress.steps_planned:
+        if now < self._next and progress.fraction < 1:
             return
         self._next = now + BETWEEN_UPDATES
         if progress.note and progress.note != self._note:
@@ -61,8 +61,8 @@ class Bar:
             self._bar.console.print(progress.note, markup=False, highlight=False)
         self._bar.update(
             self._task,
-            completed=progress.steps_done,
-            total=progress.steps_planned,
+            completed=progress.fraction,
+            total=1.0,
             phase=progress.phase,
             text=_words(progress),
         )
@@ -88,7 +88,7 @@ class Lines:
         if progress.note and progress.note != self._note:
             self._note = progress.note
             self._print(progress.note)
-        passed = LINES * progress.steps_done // max(1, progress.steps_planned)
+        passed = int(LINES * progress.fraction)
         if passed > self._lines:
             self._lines = passed
             self._print(f"{progress.phase}  {_words(progress)}")
@@ -110,12 +110,15 @@ class Lines:
 
 def _words(progress: Progress) -> str:
     done, planned = progress.steps_done / progress.clients, progress.steps_planned // progress.clients
-    words = [f"step {done:.0f}/{planned}"]
+    if progress.horizon is None:
+        words = [f"step {done:.0f}/{planned}"]
+    else:
+        words = [f"time {progress.virtual_time:.0f}/{progress.horizon:.0f}", f"step {done:.0f}"]
     if progress.loss is not None:
         words.append(f"loss {progress.loss:.4g}")
     if progress.elapsed > 0:
         words.append(f"{progress.totals.sent / progress.elapsed:,.0f} messages/s")
-    if progress.steps_done:
-        left = progress.elapsed * (progress.steps_planned - progress.steps_done) / progress.steps_done
+    if progress.fraction > 0:
+        left = progress.elapsed * (1 - progress.fraction) / progress.fraction
         words.append(f"{duration(left)} left")
     return "  ".join(words)

@@ -85,7 +85,7 @@ class LockstepTimeline:
                 absorbed=absorbed,
                 phase=talk.phase,
             )
-            yield Wave(absorption, np.full(n, step), emits, nothing if t == 0 else emits - n)
+            yield Wave(absorption, np.full(n, step), emits, nothing if t == 0 else emits - n, now)
             absorption, absorbed = self._send(step, now + 1.0)
 
     def _send(self, step: int, at: float) -> tuple[Absorption | MatrixAbsorption, IntArray]:

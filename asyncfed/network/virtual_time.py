@@ -275,6 +275,7 @@ class VirtualTimeline:
                 np.array([e.step for e in wave], dtype=np.int64),
                 np.array([e.serial for e in wave], dtype=np.int64),
                 np.array(sorted(released.get(depth, [])), dtype=np.int64),
+                max(e.started for e in wave),
             )
 
     def _snapshot(self, time: float, *, final: bool) -> Snapshot:

@@ -73,6 +73,7 @@ class Wave:
     steps: IntArray
     emits: IntArray
     released: IntArray  # payloads that nobody absorbs after this wave
+    time: float  # when the last of these steps starts
 
 
 @dataclass(frozen=True, eq=False)

@@ -199,8 +199,11 @@ class Block:
         for key in self._residue:
             start = self._start(key, incoming.rows, consume=consume)
             own = self._own_sum(key, mixing, start)
-            for place, payload in enumerate(remote):
-                _add_rows(own, incoming, slice(*incoming.remote_first[place : place + 2]), payload[key])
+            if len(own) == 1:
+                _add_single_rows(own[0], incoming, [payload[key] for payload in remote])
+            else:
+                for place, payload in enumerate(remote):
+                    _add_rows(own, incoming, slice(*incoming.remote_first[place : place + 2]), payload[key])
             result[key] = own
         return result
 
@@ -421,16 +424,17 @@ def _centre_and_spread(x: torch.Tensor, chunk: int) -> tuple[torch.Tensor, float
     return centre, float(sum((piece - centre).square().sum() for piece in pieces))
 
 
+def _add_single_rows(total: torch.Tensor, incoming: Incoming, payloads: Sequence[torch.Tensor]) -> None:
+    """For a single client: one row after the other, without a matrix around it."""
+    first = incoming.remote_first
+    of = np.repeat(np.arange(len(payloads)), np.diff(first)).tolist()
+    columns, weights = incoming.remote_columns.tolist(), incoming.remote_weights.tolist()
+    for place, column, weight in zip(of, columns, weights, strict=True):
+        total.add_(payloads[place][column].to(total.device), alpha=weight)
+
+
 def _add_rows(total: torch.Tensor, incoming: Incoming, part: slice, payload: torch.Tensor) -> None:
     payload = payload.to(total.device)
-    rows, columns, weights = (
-        incoming.remote_rows[part],
-        incoming.remote_columns[part],
-        incoming.remote_weights[part],
-    )
-    if len(weights) == 1:
-        total[int(rows[0])].add_(payload[int(columns[0])], alpha=float(weights[0]))
-        return
     matrix = np.zeros((len(total), len(payload)))
-    matrix[rows, columns] = weights
+    matrix[incoming.remote_rows[part], incoming.remote_columns[part]] = incoming.remote_weights[part]
     total.addmm_(torch.from_numpy(matrix).to(total), payload)

@@ -27,6 +27,7 @@ class Tick:
     phase: str
     steps_done: int  # client steps in all, of all phases
     steps_planned: int
+    time: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ def execute(
             if isinstance(item, Wave):
                 backend.run(item)
                 done += len(item.steps)
-                yield Tick(phase.name, done, planned)
+                yield Tick(phase.name, done, planned, item.time)
                 continue
             last = item.final and number == len(phases) - 1
             if not item.final or last:

@@ -38,7 +38,6 @@ Arrays = dict[str, npt.NDArray[Any]]
 T = TypeVar("T")
 
 _WAVES_AHEAD = 3
-_NOTHING = np.zeros(0, dtype=np.int64)
 
 
 class _Client:
@@ -57,6 +56,7 @@ class _Client:
     def begin(self, phase: Phase) -> int:
         return self._block.begin(phase)
 
+    @ray.method(num_returns=2)
     def run(self, wave: BlockWave, *remote: Arrays) -> tuple[Arrays, dict[str, npt.NDArray[np.float64]]]:
         payload, report = self._block.run(wave, _tensors(remote))
         return {key: value.cpu().numpy() for key, value in payload.items()}, report
@@ -106,7 +106,7 @@ class RayBackend:
         self.placement = Placement(
             "ray", packing.actors, packing.clients_per_actor, actor_device, packing.note
         )
-        self._payloads = SerialTable("object", "row")
+        self._payloads = SerialTable("object", "row", "owner")
         self._objects: dict[int, Any] = {}  # references to payloads, by number
         self._living: dict[int, int] = {}  # payload rows of each object that may still be absorbed
         self._owner: dict[int, int] = {}
@@ -125,7 +125,7 @@ class RayBackend:
 
     def begin(self, phase: Phase) -> int:
         self._drain()
-        self._payloads = SerialTable("object", "row")
+        self._payloads = SerialTable("object", "row", "owner")
         self._objects, self._living, self._owner = {}, {}, {}
         self._to_release = [[] for _ in self._actors]
         return int(self._all(lambda actor, _: actor.begin.remote(phase))[0])
@@ -134,22 +134,23 @@ class RayBackend:
         absorption = wave.absorption
         cuts = np.searchsorted(absorption.clients, self._starts)
         self._note_released(wave.released)
-        submitted: list[tuple[int, int, int]] = []
+        submitted: list[tuple[int, int, int, int]] = []
         for place in np.flatnonzero(np.diff(cuts)).tolist():
             first, last = int(cuts[place]), int(cuts[place + 1])
             incoming, references = self._incoming(absorption, place, first, last)
             released = np.array(self._to_release[place], dtype=np.int64)
             self._to_release[place] = []
             part = BlockWave(incoming, wave.steps[first:last], wave.emits[first:last], released)
-            payload, report = self._actors[place].run.options(num_returns=2).remote(part, *references)
+            payload, report = self._actors[place].run.remote(part, *references)
             number = self._next_object
             self._next_object += 1
             self._objects[number], self._living[number], self._owner[number] = payload, last - first, place
-            submitted.append((number, first, last))
+            submitted.append((number, place, first, last))
             self._outstanding.append((place, report))
         self._forget(wave.released)
-        for number, first, last in submitted:
-            self._payloads.add(wave.emits[first:last], object=number, row=np.arange(last - first))
+        for number, place, first, last in submitted:
+            rows = np.arange(last - first)
+            self._payloads.add(wave.emits[first:last], object=number, row=rows, owner=place)
         while len(self._outstanding) > _WAVES_AHEAD * len(self._actors):
             self._collect()
 
@@ -199,27 +200,35 @@ class RayBackend:
         lo, hi = int(absorption.indptr[first]), int(absorption.indptr[last])
         rows = absorption.clients[first:last] - self._ranges[place][0]
         sources, weights = absorption.sources[lo:hi], absorption.weights[lo:hi]
-        row_of = np.repeat(np.arange(last - first), np.diff(absorption.indptr[first : last + 1]))
-        objects = self._payloads.get("object", sources) if len(sources) else _NOTHING
-        numbers, which = np.unique(objects, return_inverse=True)
-        foreign = np.array([self._owner[number] != place for number in numbers.tolist()], dtype=np.bool_)
-        away = foreign[which] if len(which) else np.zeros(0, dtype=np.bool_)
-        home = ~away
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(row_of[home], minlength=last - first))]).astype(
-            np.int64
-        )
-        away_at = np.flatnonzero(away)
-        order = away_at[np.argsort(objects[away_at], kind="stable")]
-        wanted, counts = np.unique(objects[order], return_counts=True)
+        counts = np.diff(absorption.indptr[first : last + 1])
+        row_of = np.repeat(np.arange(last - first), counts)
+        if not len(sources):
+            return Incoming(rows, absorption.indptr[first : last + 1] - lo, sources, weights), []
+        objects = self._payloads.get("object", sources)
+        away = np.flatnonzero(self._payloads.get("owner", sources) != place)
+        if len(away) == len(objects):
+            home_sources, home_weights, home_counts = sources[:0], weights[:0], np.zeros_like(counts)
+        else:
+            home = np.ones(len(sources), dtype=np.bool_)
+            home[away] = False
+            home_sources, home_weights = sources[home], weights[home]
+            home_counts = np.bincount(row_of[home], minlength=last - first)
+        wanted = objects[away]
+        if (np.diff(wanted) > 0).all():  # one row of each, as it is with one client per actor
+            starts = np.arange(len(wanted) + 1)
+        else:
+            away = away[np.argsort(wanted, kind="stable")]
+            wanted, per_object = np.unique(objects[away], return_counts=True)
+            starts = np.concatenate([[0], np.cumsum(per_object)])
         incoming = Incoming(
             rows,
-            indptr,
-            sources[home],
-            weights[home],
-            remote_first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-            remote_rows=row_of[order],
-            remote_columns=self._payloads.get("row", sources[order]) if len(order) else _NOTHING,
-            remote_weights=weights[order],
+            np.concatenate([[0], np.cumsum(home_counts)]),
+            home_sources,
+            home_weights,
+            remote_first=starts,
+            remote_rows=row_of[away],
+            remote_columns=self._payloads.get("row", sources[away]),
+            remote_weights=weights[away],
         )
         return incoming, [self._objects[number] for number in wanted.tolist()]
 
