@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncfed import Scenario
 from asyncfed.problems import classification
-from asyncfed.protocols import SGP
+from asyncfed.protocols import SGP, StepDecay
 from topologies import stochastic_directed
 
 
@@ -15,6 +15,7 @@ def scenario(
         name="quickstart",
         problem=classification("digits", clients=clients, model=model, partition="dirichlet:0.4"),
         topology=stochastic_directed(clients, probability=(0.4, 0.8), seed=1),
-        protocol=SGP(steps=steps, lr=lr, batch=32),
+        # The last quarter at a tenth of the rate lets the clients settle on a common model.
+        protocol=SGP(steps=steps, lr=StepDecay(lr, at=(3 * steps // 4,)), batch=32),
         seed=seed,
     )

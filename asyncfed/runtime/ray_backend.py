@@ -37,7 +37,7 @@ IntArray = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
 T = TypeVar("T")
 
-_WAVES_AHEAD = 3
+_WAVES_AHEAD = 2
 
 
 class _Client:

@@ -9,7 +9,7 @@ import pytest
 from asyncfed.cli.scenarios import load_scenario
 from asyncfed.network import Metropolis, VirtualTime
 from asyncfed.network.distributions import Exponential
-from asyncfed.protocols import DSGD, Diminishing
+from asyncfed.protocols import DSGD, Diminishing, StepDecay
 
 
 def changed(*settings: str) -> Any:
@@ -20,7 +20,7 @@ def test_a_parameter_of_the_function_comes_first() -> None:
     scenario = changed("steps=7", "lr=1")
     assert scenario.clients == len(scenario.topology) == 6
     assert scenario.protocol.steps == 7
-    assert scenario.protocol.lr == 1
+    assert scenario.protocol.lr == StepDecay(1, at=(5,))
 
 
 def test_parts_of_the_protocol_and_the_scenario() -> None:

@@ -50,7 +50,7 @@ def test_it_does_not_grow_with_the_number_of_payloads_gone_by() -> None:
         if first:
             table.forget(first - 100 + np.arange(100))
     assert table.alive == 100
-    assert len(table._alive) <= 4096
+    assert len(table._alive) <= 32_768
 
 
 def test_a_table_never_filled_has_nothing_alive() -> None:

@@ -69,7 +69,7 @@ def test_a_numbered_directory_is_made_where_none_is_given(
 
 
 def test_metrics_are_what_the_final_models_say(tmp_path: Path) -> None:
-    """Accuracy over all test samples, its 10th percentile over clients, the distance from consensus: by hand."""
+    """Accuracy over all test samples, its 10th percentile, the distance from consensus: computed by hand."""
     problem = classification("digits", clients=5, seed=1)
     scenario = Scenario(
         problem=problem,
