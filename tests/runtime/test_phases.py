@@ -1,4 +1,4 @@
-"""Protocols of several phases, as HGP and PDBO will be. Here: push twice, the second time with ω = 1 again."""
+"""Protocols of several phases, as HGP and PDBO will be. Here: push twice, the second time from ω = 1."""
 
 from __future__ import annotations
 
