@@ -32,7 +32,7 @@ class UnknownNameError(ScenarioError):
     """A name that is not among the known ones; the message suggests the nearest."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        choices = sorted(known)
+        choices = sorted(set(known))
         nearest = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         listing = ", ".join(choices) if choices else "(none)"

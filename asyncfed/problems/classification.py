@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
-from asyncfed.data import DirichletOverClients, Partition, load_dataset, parse_partition, partition_data
+from asyncfed.data import Partition, load_dataset, parse_partition, partition_data
 from asyncfed.models import build_model, has_convolutions, initial_parameters
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
@@ -27,7 +27,7 @@ def classification(
     dataset: str = "digits",
     clients: int = 20,
     model: str = "logistic",
-    partition: Partition | str = DirichletOverClients(0.4),  # noqa: B008 (a frozen value)
+    partition: Partition | str = "dirichlet:0.4",
     seed: int = 0,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
     limit: int | None = None,
