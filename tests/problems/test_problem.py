@@ -63,7 +63,7 @@ def test_a_recipe_builds_the_same_problem_again(partition: Partition | str) -> N
 
 
 def test_a_recipe_holds_every_argument_defaults_included() -> None:
-    recipe = classification(clients=5, seed=1).recipe
+    recipe = classification(clients=5, seed=1, partition=DirichletOverClients(0.4)).recipe
     assert recipe is not None
     assert recipe.factory == "classification"
     assert recipe.arguments == {
