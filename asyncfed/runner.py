@@ -90,7 +90,11 @@ def run(
     _check_options(backend, clients_per_actor, device, tap, scenario.clients)
     directory = RunDirectory.create(out, scenario.name)
     directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
-    manifest: dict[str, Any] = {"scenario": scenario.name, "clients": scenario.clients, "seed": scenario.seed}
+    manifest: dict[str, Any] = {
+        "scenario": scenario.name,
+        "clients": scenario.clients,
+        "seed": int(scenario.seed),
+    }
     directory.write_manifest(status="running", **manifest)
     writer = TraceWriter(directory.trace, nodes=scenario.clients)
     started = time.perf_counter()
@@ -149,12 +153,19 @@ def run(
         error = str(problem)
         raise
     finally:
-        _close(engine, writer)
-        manifest |= {
-            "wall_seconds": round(time.perf_counter() - started, 3),
-            "totals": writer.totals._asdict(),
-        }
-        directory.write_manifest(status=status, **manifest, **({"error": error} if error else {}))
+        try:
+            _close(engine, writer)
+        except (
+            BaseException
+        ) as problem:  # a full disk, say: the run is not complete then, whatever it computed
+            status, error = "failed", error or str(problem)
+            raise
+        finally:
+            manifest |= {
+                "wall_seconds": round(time.perf_counter() - started, 3),
+                "totals": writer.totals._asdict(),
+            }
+            directory.write_manifest(status=status, **manifest, **({"error": error} if error else {}))
     return Result(directory, final)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import networkx as nx
+import numpy as np
 
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
 from asyncfed.network import (
@@ -87,12 +88,15 @@ class Scenario:
 
 def check(scenario: Scenario) -> Network:
     """Refuse what cannot be run, naming the reason; returns the network, read."""
-    if not isinstance(scenario.seed, int) or isinstance(scenario.seed, bool):
+    if not isinstance(scenario.seed, (int, np.integer)) or isinstance(scenario.seed, bool):
         raise ScenarioError(f"seed is {scenario.seed!r}; it must be a whole number")
     if scenario.precision not in ("float32", "float64"):
         raise ScenarioError(f"precision is {scenario.precision!r}; it must be 'float32' or 'float64'")
-    if scenario.evaluate_every is not None and not scenario.evaluate_every > 0:
-        raise ScenarioError(f"evaluate_every is {scenario.evaluate_every}; it must be above 0, or None")
+    if scenario.evaluate_every is not None and not 0 < scenario.evaluate_every < float("inf"):
+        raise ScenarioError(
+            f"evaluate_every is {scenario.evaluate_every}; "
+            "it must be finite and above 0, or None for about twenty evaluations"
+        )
     if (
         isinstance(scenario.timing, Lockstep)
         and scenario.evaluate_every is not None
@@ -123,7 +127,7 @@ def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
         "protocol": _encode(scenario.protocol),
         "timing": _encode(scenario.timing),
         "weights": _encode(scenario.weights),
-        "seed": scenario.seed,
+        "seed": int(scenario.seed),
         "precision": scenario.precision,
         "evaluate_every": scenario.evaluate_every,
     }
@@ -176,9 +180,13 @@ def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
     graph.add_nodes_from(nodes)
     columns = data["marks"]
     for place, (a, b) in enumerate(zip(data["from"], data["to"], strict=True)):
-        marks = {name: column[place] for name, column in columns.items() if column[place] is not None}
+        marks = {name: _mark(column[place]) for name, column in columns.items() if column[place] is not None}
         graph.add_edge(nodes[a], nodes[b], **marks)
     return graph
+
+
+def _mark(value: Any) -> Any:
+    return float(value) if value == "inf" else value
 
 
 def _label(node: object) -> str | int:
@@ -188,6 +196,8 @@ def _label(node: object) -> str | int:
 def _encode(value: Any) -> Any:
     if isinstance(value, _DURATIONS):
         return str(value)
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float) and value == float("inf"):
         return "inf"  # JSON has no infinity
     if value is None or isinstance(value, (bool, int, float, str)):

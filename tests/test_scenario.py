@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import networkx as nx
+import numpy as np
 import pytest
 import torch
 
@@ -207,3 +208,19 @@ def test_a_users_own_graph_with_names_for_nodes(tmp_path: Path) -> None:
         (2, 0),
     ]
     assert list(load(tmp_path / "run").scenario.topology.nodes) == ["ann", "bob", "cid"]
+
+
+def test_numpy_numbers_and_infinite_bandwidth_survive_being_written_down() -> None:
+    graph = with_links(ring(3), loss=0.25)
+    for _, _, marks in graph.edges(data=True):
+        marks["loss"], marks["bandwidth"] = np.float32(0.25), float("inf")
+    scenario = Scenario(
+        problem=quadratic(clients=3), topology=graph, protocol=SGP(steps=1, lr=0.1), seed=np.int64(3)
+    )  # type: ignore[arg-type]
+    check(scenario)
+    again = scenario_from_data(json.loads(json.dumps(scenario_to_data(scenario), allow_nan=False)))
+    check(again)
+    assert again.seed == 3
+    assert {(m["loss"], m["bandwidth"]) for _, _, m in again.topology.edges(data=True)} == {
+        (0.25, float("inf"))
+    }

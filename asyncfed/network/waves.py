@@ -49,7 +49,9 @@ class MatrixAbsorption:
 
     @cached_property
     def _links(self) -> tuple[IntArray, IntArray]:
-        receivers, senders = np.nonzero(self.matrix)
+        linked = self.matrix != 0
+        np.fill_diagonal(linked, True)  # everybody absorbs its own payload, be its share as small as it may
+        receivers, senders = np.nonzero(linked)
         return receivers.astype(np.int64), senders.astype(np.int64)
 
     @cached_property

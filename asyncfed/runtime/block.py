@@ -165,7 +165,6 @@ class Block:
             payload, report = self._compute_whole(absorbed, wave)
         else:
             payload, report = self._compute_some(absorbed, wave)
-        self._check_finite(report, wave)
         return payload, report
 
     def peek(self, incoming: Incoming, remote: Sequence[Tensors] = ()) -> Tensors:
@@ -330,6 +329,7 @@ class Block:
         memory = {key: value[at] for key, value in self._memory.items()}
         batch = self._batches.draw(rows, steps)
         emission = self._phase.step(self._derivatives, y, memory, batch, steps, space)
+        self._check_finite(emission, y, rows, steps)
         if self._tap is not None:
             seen = {key: value.clone() for key, value in y.items()}
             self._tap(Observation(self.clients[rows], steps, seen, emission))
@@ -406,12 +406,27 @@ class Block:
     def _index(self, rows: IntArray) -> torch.Tensor:
         return torch.from_numpy(rows).to(self._device)
 
-    def _check_finite(self, report: dict[str, FloatArray], wave: BlockWave) -> None:
-        for quantity, values in report.items():
-            if not np.isfinite(values).all():
-                row = int(np.flatnonzero(~np.isfinite(values))[0])
-                client = int(self.clients[wave.incoming.rows[row]])
-                raise DivergenceError(client, int(wave.steps[row]), quantity, float(values[row]))
+    def _check_finite(self, emission: Emission, absorbed: Tensors, rows: IntArray, steps: IntArray) -> None:
+        """What a step reports, and whatever it made anew, must be finite: so whoever made it is named, in the
+        very step, before anybody absorbs it.
+        """
+        for quantity, values in emission.report.items():
+            self._require_finite(quantity, values, values, rows, steps)
+        made = [(key, value) for key, value in emission.residue.items()]
+        made += [(key, value) for key, value in emission.payload.items() if value is not absorbed.get(key)]
+        for key, value in made:
+            self._require_finite(key, value.sum(1), value, rows, steps)
+
+    def _require_finite(
+        self, quantity: str, sums: torch.Tensor, values: torch.Tensor, rows: IntArray, steps: IntArray
+    ) -> None:
+        if bool(torch.isfinite(sums).all()):
+            return
+        for row in torch.nonzero(~torch.isfinite(sums)).flatten().tolist():
+            wrong = values[row][~torch.isfinite(values[row])]
+            if wrong.numel():  # the sum of large numbers may overflow where they do not
+                client = int(self.clients[rows[row]])
+                raise DivergenceError(client, int(steps[row]), quantity, float(wrong.flatten()[0]))
 
 
 def _centre_and_spread(x: torch.Tensor, chunk: int) -> tuple[torch.Tensor, float]:

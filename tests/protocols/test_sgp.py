@@ -10,8 +10,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from asyncfed import DivergenceError, Scenario, ScenarioError, TopologyError, load, run
+from asyncfed.data import client_data_from_lists
 from asyncfed.network import FastestMixing, Given, Metropolis, Uniform
-from asyncfed.problems import average_minimiser, classification, quadratic
+from asyncfed.problems import Problem, average_minimiser, classification, quadratic
 from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, StepDecay
 from tests.helpers import run_tapped
 from topologies import erdos_renyi, fully_connected, ring, stochastic_directed, stochastic_undirected
@@ -286,3 +287,27 @@ def test_divergence_names_client_step_and_quantity_and_leaves_a_readable_partial
     recorded = partial.trace.to_pandas()
     assert recorded.step.max() == caught.value.step - 1
     assert len(recorded) == 12 * caught.value.step
+
+
+def _steep(n: int, culprit: int) -> Problem:
+    """Everybody is flat but for one client, whose gradient overflows float32 in its first step."""
+    data = [(torch.tensor([[1e30 if i == culprit else 1.0]]),) for i in range(n)]
+    return Problem(
+        name="one steep client",
+        data=client_data_from_lists(data),
+        inner_loss=lambda x, lam, batch: (batch[0] * (x - 1)).sum() * 1e3,
+        init_inner=lambda generator: torch.zeros(1),
+    )
+
+
+@pytest.mark.parametrize("order", ["4a", "4b"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_whoever_diverges_is_named_in_the_step_it_happens_even_the_last(
+    order: str, steps: int, tmp_path: Path
+) -> None:
+    topology = stochastic_directed(20, probability=(0.3, 0.4), seed=1)
+    protocol = SGP(steps=steps, lr=1e10, batch=None, order=order)  # type: ignore[arg-type]
+    scenario = Scenario(problem=_steep(20, 5), topology=topology, protocol=protocol)
+    with pytest.raises(DivergenceError, match="z of client 5 became -inf at step 0"):
+        run(scenario, out=tmp_path / "run")
+    assert load(tmp_path / "run").status == "failed"

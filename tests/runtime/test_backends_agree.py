@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from asyncfed import ActorLostError, DivergenceError, Lockstep, Scenario, VirtualTime, load, run
+from asyncfed.network import Given
 from asyncfed.problems import classification, quadratic
 from asyncfed.protocols import SGP
 from tests.helpers import files_of
-from topologies import ring, stochastic_directed, stochastic_undirected
+from topologies import fully_connected, ring, stochastic_directed, stochastic_undirected
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -107,6 +108,20 @@ def test_single_precision_agrees_to_rounding(tmp_path: Path) -> None:
     packed = run(scenario, backend="ray", clients_per_actor=3, out=tmp_path / "ray")
     # float32 rounds at 6e-8 relative; 15 steps of sums of 6 numbers of order one stay far below this.
     torch.testing.assert_close(packed.final["inner"], local.final["inner"], rtol=0, atol=1e-5)
+
+
+def test_a_client_that_keeps_nothing_for_itself(tmp_path: Path) -> None:
+    weights = Given(((0.0, 0.5, 0.5), (0.5, 0.0, 0.5), (0.5, 0.5, 0.0)))
+    scenario = Scenario(
+        problem=quadratic(clients=3),
+        topology=fully_connected(3),
+        protocol=SGP(steps=5, lr=0.05, order="4a", batch=None),
+        weights=weights,
+        precision="float64",
+    )
+    local = run(scenario, out=tmp_path / "local")
+    other = run(scenario, backend="ray", clients_per_actor=1, out=tmp_path / "ray")
+    torch.testing.assert_close(other.final["inner"], local.final["inner"], rtol=0, atol=1e-10)
 
 
 def test_an_error_in_an_actor_reaches_the_user_and_leaves_no_actor_behind(tmp_path: Path) -> None:
