@@ -15,6 +15,7 @@ buffer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -411,19 +412,18 @@ class Block:
         very step, before anybody absorbs it.
         """
         for quantity, values in emission.report.items():
-            self._require_finite(quantity, values, values, rows, steps)
-        made = [(key, value) for key, value in emission.residue.items()]
-        made += [(key, value) for key, value in emission.payload.items() if value is not absorbed.get(key)]
-        for key, value in made:
-            self._require_finite(key, value.sum(1), value, rows, steps)
+            self._require_finite(quantity, values, rows, steps)
+        for key, value in emission.residue.items():
+            self._require_finite(key, value, rows, steps)
+        for key, value in emission.payload.items():
+            if value is not absorbed.get(key):
+                self._require_finite(key, value, rows, steps)
 
-    def _require_finite(
-        self, quantity: str, sums: torch.Tensor, values: torch.Tensor, rows: IntArray, steps: IntArray
-    ) -> None:
-        if bool(torch.isfinite(sums).all()):
+    def _require_finite(self, quantity: str, values: torch.Tensor, rows: IntArray, steps: IntArray) -> None:
+        if math.isfinite(values.sum().item()):  # one number says that all are; only otherwise look closer
             return
-        for row in torch.nonzero(~torch.isfinite(sums)).flatten().tolist():
-            wrong = values[row][~torch.isfinite(values[row])]
+        for row, own in enumerate(values):
+            wrong = own[~torch.isfinite(own)]
             if wrong.numel():  # the sum of large numbers may overflow where they do not
                 client = int(self.clients[rows[row]])
                 raise DivergenceError(client, int(steps[row]), quantity, float(wrong.flatten()[0]))
