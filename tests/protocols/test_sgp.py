@@ -125,8 +125,8 @@ def test_with_a_constant_step_the_average_stands_at_the_fixed_point_of_the_expec
 ) -> None:
     """f_i = ½‖x − b_i‖²: summing (4b) over clients, mass conservation makes the mean of E x_i exactly the
     mean of b_i at stationarity, which the fixed point z* = P̄z* − α(z*/ω* − b), ω* = P̄ω* shares. Where each
-    single client stands differs from that fixed point only through the fluctuation of ω: to within 10% of the
-    spread of the b_i here (measured 4%).
+    single client stands differs from that fixed point only through the fluctuation of ω: to within 5% of the
+    spread of the b_i here (measured 1.3%).
     """
     n, alpha = 5, 0.05
     problem = quadratic(clients=n, dimension=2, seed=7, curvature=(1.0, 1.0))
@@ -153,7 +153,7 @@ def test_with_a_constant_step_the_average_stands_at_the_fixed_point_of_the_expec
     omega *= n / omega.sum()
     z = np.linalg.solve(np.eye(n) - P + alpha * np.diag(1 / omega), alpha * b)
     spread = np.linalg.norm(b - b.mean(0), axis=1).max()
-    assert np.linalg.norm(x.mean(0) - z / omega[:, None], axis=1).max() < 0.1 * spread
+    assert np.linalg.norm(x.mean(0) - z / omega[:, None], axis=1).max() < 0.05 * spread
 
 
 def _expected_weights(result: object, n: int) -> np.ndarray:
