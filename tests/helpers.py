@@ -49,10 +49,6 @@ def files_of(path: Path) -> dict[str, bytes]:
     }
 
 
-def client_data(problem: object, client: int) -> tuple[torch.Tensor, ...]:
-    return problem.data.train.of(client)  # type: ignore[attr-defined]
-
-
 def standard_error(values: np.ndarray, batches: int = 20) -> np.ndarray:
     """Standard error of the mean of a correlated series (time first), by batch means."""
     means = np.stack([part.mean(0) for part in np.array_split(values, batches)])

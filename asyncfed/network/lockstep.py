@@ -41,20 +41,25 @@ class LockstepTimeline:
         self._network, self._shares, self._streams = network, shares, streams
         self._talk, self._recorder = talk, recorder
         self._every = max(1, round(snapshot_every))
-        # The links into each client, senders in order and the client itself among them: the pattern of every
-        # absorption.
         n = network.n
-        everyone = np.arange(n, dtype=np.int64)
-        receivers = np.concatenate([network.receivers, everyone])
-        senders = np.concatenate([network.senders, everyone])
-        self._order = np.lexsort((senders, receivers))
-        self._pattern_senders = senders[self._order]
-        self._pattern_first = np.searchsorted(receivers[self._order], np.arange(n + 1))
-        self._everyone = everyone
+        self._everyone = np.arange(n, dtype=np.int64)
+        self._columns = network.senders.astype(np.int32), network.receivers.astype(np.int32)  # as recorded
         # On a dense network weights go straight into a matrix (receiver, sender), at these places.
         dense = network.edges >= _DENSE * n * n
         self._cells = network.receivers * n + network.senders if dense else None
-        self._columns = network.senders.astype(np.int32), network.receivers.astype(np.int32)  # as recorded
+        if not dense:
+            self._lay_pattern()
+
+    def _lay_pattern(self) -> None:
+        """The links into each client, senders in order and the client itself among them: what every
+        absorption on a sparse network is a part of.
+        """
+        network = self._network
+        receivers = np.concatenate([network.receivers, self._everyone])
+        senders = np.concatenate([network.senders, self._everyone])
+        self._order = np.lexsort((senders, receivers))
+        self._pattern_senders = senders[self._order]
+        self._pattern_first = np.searchsorted(receivers[self._order], np.arange(network.n + 1))
         # Work space: what arrives (a client's own share always does), its weight, and how much came before.
         self._present = np.ones(len(senders), dtype=np.bool_)
         self._share = np.empty(len(senders))

@@ -109,7 +109,6 @@ class RayBackend:
         self._payloads = SerialTable("object", "row", "owner")
         self._objects: dict[int, Any] = {}  # references to payloads, by number
         self._living: dict[int, int] = {}  # payload rows of each object that may still be absorbed
-        self._owner: dict[int, int] = {}
         self._next_object = 0
         self._to_release: list[list[int]] = []
         self._outstanding: deque[tuple[int, Any]] = deque()
@@ -126,7 +125,7 @@ class RayBackend:
     def begin(self, phase: Phase) -> int:
         self._drain()
         self._payloads = SerialTable("object", "row", "owner")
-        self._objects, self._living, self._owner = {}, {}, {}
+        self._objects, self._living = {}, {}
         self._to_release = [[] for _ in self._actors]
         return int(self._all(lambda actor, _: actor.begin.remote(phase))[0])
 
@@ -144,7 +143,7 @@ class RayBackend:
             payload, report = self._actors[place].run.remote(part, *references)
             number = self._next_object
             self._next_object += 1
-            self._objects[number], self._living[number], self._owner[number] = payload, last - first, place
+            self._objects[number], self._living[number] = payload, last - first
             submitted.append((number, place, first, last))
             self._outstanding.append((place, report))
         self._forget(wave.released)
@@ -235,9 +234,9 @@ class RayBackend:
     def _note_released(self, serials: IntArray) -> None:
         """Tell the owners with their next call, which may be of this wave: they release after absorbing."""
         if len(serials):
-            objects = self._payloads.get("object", serials).tolist()
-            for serial, number in zip(serials.tolist(), objects, strict=True):
-                self._to_release[self._owner[number]].append(serial)
+            owners = self._payloads.get("owner", serials).tolist()
+            for serial, owner in zip(serials.tolist(), owners, strict=True):
+                self._to_release[owner].append(serial)
 
     def _forget(self, serials: IntArray) -> None:
         """Let go of payloads that nobody will absorb any more; the tasks under way hold what they need."""
@@ -246,7 +245,7 @@ class RayBackend:
         for number in self._payloads.get("object", serials).tolist():
             self._living[number] -= 1
             if not self._living[number]:
-                del self._objects[number], self._living[number], self._owner[number]
+                del self._objects[number], self._living[number]
         self._payloads.forget(serials)
 
     # --- waiting -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from asyncfed.data import client_data_from_lists
 from asyncfed.network import FastestMixing, Given, Metropolis, Uniform
 from asyncfed.problems import Problem, average_minimiser, classification, quadratic
 from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, StepDecay
-from tests.helpers import run_tapped
+from tests.helpers import run_tapped, standard_error
 from topologies import erdos_renyi, fully_connected, ring, stochastic_directed, stochastic_undirected
 
 
@@ -141,10 +141,9 @@ def test_with_a_constant_step_the_average_stands_at_the_fixed_point_of_the_expec
     b = torch.stack([problem.data.train.of(i)[1][0] for i in range(n)]).numpy()
 
     everybody = x.mean(1)
-    batches = np.stack([part.mean(0) for part in np.array_split(everybody, 20)])
-    error = batches.std(0, ddof=1) / np.sqrt(
-        20
-    )  # batch means of ~575 steps, far longer than the 1/α = 20 steps of memory
+    error = standard_error(
+        everybody
+    )  # over batches of 575 steps, far longer than the 1/α = 20 steps of memory
     assert (np.abs(everybody.mean(0) - b.mean(0)) < 4 * error).all()
 
     P = _expected_weights(load(tmp_path / "run"), n)
