@@ -1,7 +1,8 @@
 """asyncfed: asynchronous, actor-based simulation of federated and decentralized learning.
 
-A scenario is a Python value, `run` returns a result, a result has metrics and a trace. Imports are lazy:
-`import asyncfed` costs nothing until a name is used.
+A scenario is a Python value, `run` returns a result, a result has metrics and a trace; a study is several
+scenarios and what to make of their results. Imports are lazy: `import asyncfed` costs nothing until a name is
+used.
 """
 
 from __future__ import annotations
@@ -18,14 +19,25 @@ if TYPE_CHECKING:
         RunError,
         RunExistsError,
         ScenarioError,
+        SeriesDivergesError,
         TopologyError,
         TraceError,
         UnknownNameError,
     )
+    from asyncfed.estimation import HypergradientEstimate, hypergradient
     from asyncfed.network import Lockstep, VirtualTime
     from asyncfed.result import Result, load
     from asyncfed.runner import Progress, run
     from asyncfed.scenario import Scenario
+    from asyncfed.study import (
+        Study,
+        StudyProgress,
+        StudyResult,
+        Summary,
+        SummaryTable,
+        load_study,
+        run_study,
+    )
     from asyncfed.trace import Trace
 
 _HOMES = {
@@ -37,14 +49,25 @@ _HOMES = {
         "RunError",
         "RunExistsError",
         "ScenarioError",
+        "SeriesDivergesError",
         "TopologyError",
         "TraceError",
         "UnknownNameError",
     ),
+    "asyncfed.estimation": ("HypergradientEstimate", "hypergradient"),
     "asyncfed.network": ("Lockstep", "VirtualTime"),
     "asyncfed.result": ("Result", "load"),
     "asyncfed.runner": ("Progress", "run"),
     "asyncfed.scenario": ("Scenario",),
+    "asyncfed.study": (
+        "Study",
+        "StudyProgress",
+        "StudyResult",
+        "Summary",
+        "SummaryTable",
+        "load_study",
+        "run_study",
+    ),
     "asyncfed.trace": ("Trace",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -55,6 +78,7 @@ __all__ = [
     "AsyncfedError",
     "DataError",
     "DivergenceError",
+    "HypergradientEstimate",
     "Lockstep",
     "Progress",
     "Result",
@@ -62,13 +86,22 @@ __all__ = [
     "RunExistsError",
     "Scenario",
     "ScenarioError",
+    "SeriesDivergesError",
+    "Study",
+    "StudyProgress",
+    "StudyResult",
+    "Summary",
+    "SummaryTable",
     "TopologyError",
     "Trace",
     "TraceError",
     "UnknownNameError",
     "VirtualTime",
+    "hypergradient",
     "load",
+    "load_study",
     "run",
+    "run_study",
 ]
 
 

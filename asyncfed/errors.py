@@ -67,6 +67,23 @@ class DivergenceError(RunError):
         return type(self), (self.client, self.step, self.quantity, self.value)
 
 
+class SeriesDivergesError(DivergenceError):
+    """The terms of a hypergradient's series grow instead of shrinking."""
+
+    def __init__(self, method: str, start: float, largest: float, lr: float) -> None:
+        RunError.__init__(
+            self,
+            f"{method}: the largest ‖u‖ of a client grew from {start:.3g} to {largest:.3g}, so the series "
+            f"that makes the hypergradient diverges; lower the inner step size (lr is {lr:g}; or give the "
+            "method an lr of its own), add weight decay or a convex term to the inner loss, or use fewer "
+            "rounds",
+        )
+        self.method, self.start, self.largest, self.lr = method, start, largest, lr
+
+    def __reduce__(self) -> tuple[type[SeriesDivergesError], tuple[str, float, float, float]]:  # type: ignore[override]
+        return type(self), (self.method, self.start, self.largest, self.lr)
+
+
 class ActorLostError(RunError):
     """A Ray actor died and its clients with it."""
 

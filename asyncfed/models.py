@@ -11,12 +11,14 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import linear
 
 from asyncfed.errors import ScenarioError, UnknownNameError
 
@@ -63,6 +65,71 @@ def emnist_cnn(classes: int = 62) -> nn.Module:
         )
 
 
+class LSTM(nn.Module):
+    """Stacked LSTM layers: a sequence (B, length, inputs) to the last layer's output at its end (B, hidden).
+
+    The equations, parameters and initial values of `torch.nn.LSTM`, written as matrix products and pointwise
+    functions, because torch's own can neither be vmapped nor differentiated twice on a CPU. All layers take a
+    step before the next character is looked at, so that without gradients only the present state is held.
+    """
+
+    def __init__(self, inputs: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.hidden, self.layers = hidden, layers
+        for layer in range(layers):
+            shapes = {
+                "weight_ih": (4 * hidden, hidden if layer else inputs),
+                "weight_hh": (4 * hidden, hidden),
+                "bias_ih": (4 * hidden,),
+                "bias_hh": (4 * hidden,),
+            }
+            for name, shape in shapes.items():
+                self.register_parameter(f"{name}_l{layer}", nn.Parameter(torch.empty(shape)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = 1 / math.sqrt(self.hidden)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        # One product with [W_ih W_hh] instead of two: a fifth of the time of a Hessian-vector product.
+        weights = [torch.cat(self._of(layer, "weight"), dim=1) for layer in range(self.layers)]
+        biases = [sum(self._of(layer, "bias")) for layer in range(self.layers)]
+        h = [sequence.new_zeros(len(sequence), self.hidden)] * self.layers
+        c = list(h)
+        for output in sequence.unbind(1):
+            for layer in range(self.layers):
+                gates = torch.cat((output, h[layer]), -1) @ weights[layer].T + biases[layer]
+                i, f, g, o = gates.chunk(4, -1)
+                c[layer] = f.sigmoid() * c[layer] + i.sigmoid() * g.tanh()
+                output = h[layer] = o.sigmoid() * c[layer].tanh()
+        return h[-1]
+
+    def _of(self, layer: int, kind: str) -> tuple[Tensor, Tensor]:
+        return getattr(self, f"{kind}_ih_l{layer}"), getattr(self, f"{kind}_hh_l{layer}")
+
+
+def char_lstm(vocabulary: int = 80, embedding: int = 8, hidden: int = 256, layers: int = 2) -> nn.Module:
+    """The network of PDBO's Shakespeare experiment: characters (B, length) to logits of the next one.
+
+    819,920 parameters as in the paper: an `embedding`, an `lstm` and a `head` on its last output.
+    """
+    if min(vocabulary, embedding, hidden, layers) < 1:
+        raise ScenarioError(
+            f"a network for {vocabulary} characters with an embedding of {embedding} and {layers} layers of "
+            f"{hidden} cannot be built; all four must be positive"
+        )
+    with _borrowed_random_state(0):
+        return nn.Sequential(
+            OrderedDict(
+                embedding=nn.Embedding(vocabulary, embedding),
+                lstm=LSTM(embedding, hidden, layers),
+                head=nn.Linear(hidden, vocabulary),
+            )
+        )
+
+
 def build_model(spec: str, inputs: int | Sequence[int], classes: int) -> nn.Module:
     """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes) or "cnn".
 
@@ -102,6 +169,43 @@ def initial_parameters(module: nn.Module, generator: torch.Generator) -> dict[st
             if callable(reset):
                 reset()
     return {name: parameter.detach() for name, parameter in fresh.named_parameters()}
+
+
+def stacked_initial_parameters(
+    module: nn.Module, count: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Fresh parameters for `count` models like `module`, each drawn anew, stacked along a leading axis."""
+    each = [initial_parameters(module, generator) for _ in range(count)]
+    return {name: torch.stack([parameters[name] for parameters in each]) for name in each[0]}
+
+
+def stacked_outputs(module: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """The outputs (K, B, …), for the same inputs (B, …), of K models like `module` with stacked parameters.
+
+    The first layers of K perceptrons are one wide layer, as they all read the same inputs: that takes half
+    the time of vmap over K (100 clients, 784-32-62, B = 64, K = 3: 55 ms a gradient and 125 ms a
+    Hessian-vector product, against 100 and 220).
+    """
+    if not _is_perceptron(module):
+        outputs: Tensor = vmap(lambda own: functional_call(module, own, (inputs,)))(dict(parameters))
+        return outputs
+    values, stacked = inputs, False
+    for name, layer in module.named_children():
+        if not isinstance(layer, nn.Linear):
+            values = layer(values)
+            continue
+        weight, bias = parameters[f"{name}.weight"], parameters[f"{name}.bias"]
+        if stacked:
+            values = values @ weight.mT + bias.unsqueeze(1)
+        else:
+            wide = linear(values, weight.flatten(0, 1), bias.flatten())
+            values, stacked = wide.view(-1, *bias.shape).transpose(0, 1), True
+    return values
+
+
+def _is_perceptron(module: nn.Module) -> bool:
+    plain = (nn.Flatten, nn.Linear, nn.ReLU)
+    return isinstance(module, nn.Sequential) and all(isinstance(layer, plain) for layer in module)
 
 
 def has_convolutions(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.problems.derivatives import Derivatives
+from asyncfed.protocols.phase import Tensors
 from asyncfed.result import Result
 from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
@@ -62,6 +64,7 @@ def run(
     save_final: bool = False,
     progress: Callable[[Progress], None] | None = None,
     tap: Tap | None = None,
+    initial: Mapping[str, torch.Tensor] | None = None,
 ) -> Result:
     """Run a scenario and return its result.
 
@@ -85,8 +88,12 @@ def run(
         Called after every wave with a `Progress`.
     tap
         Called with every step as an `Observation` (local backend only): for debugging and teaching.
+    initial
+        Variables to start from instead of the problem's own, one row per client: "inner", "outer", and
+        whatever the protocol carries, as in the `final` of another run.
     """
     network = check(scenario)
+    start = _initial(scenario, initial)
     _check_options(backend, clients_per_actor, device, tap, scenario.clients)
     directory = RunDirectory.create(out, scenario.name)
     directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
@@ -94,6 +101,7 @@ def run(
         "scenario": scenario.name,
         "clients": scenario.clients,
         "seed": int(scenario.seed),
+        **({"initial": sorted(start)} if start else {}),
     }
     directory.write_manifest(status="running", **manifest)
     writer = TraceWriter(directory.trace, nodes=scenario.clients)
@@ -101,7 +109,7 @@ def run(
     engine: Backend | None = None
     status, error = "failed", ""
     try:
-        engine = _open_backend(scenario, backend, clients_per_actor, device, address, tap)
+        engine = _open_backend(scenario, backend, clients_per_actor, device, address, tap, start)
         manifest["placement"] = vars(engine.placement)
         directory.write_manifest(status="running", **manifest)
         loss: float | None = None
@@ -206,10 +214,13 @@ def _open_backend(
     device: str,
     address: str | None,
     tap: Tap | None,
+    initial: Tensors,
 ) -> Backend:
     dtype = torch.float64 if scenario.precision == "float64" else torch.float32
     if backend == "local":
-        return LocalBackend(scenario.problem, seed=scenario.seed, dtype=dtype, device=device, tap=tap)
+        return LocalBackend(
+            scenario.problem, seed=scenario.seed, dtype=dtype, device=device, tap=tap, initial=initial
+        )
     from asyncfed.runtime.ray_backend import RayBackend
 
     return RayBackend(
@@ -219,7 +230,27 @@ def _open_backend(
         device=device,
         clients_per_actor=clients_per_actor,
         address=address,
+        initial=initial,
     )
+
+
+def _initial(scenario: Scenario, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
+    """The given variables, checked: one row for every client, as long as the problem's own."""
+    if not initial:
+        return {}
+    derivatives = Derivatives.of(scenario.problem)
+    lengths = {"inner": derivatives.inner.d, "outer": derivatives.outer.d}
+    rows: Tensors = {}
+    for name, given in initial.items():
+        value = torch.as_tensor(given)
+        expected = (scenario.clients, lengths.get(name, value.shape[-1] if value.ndim else 1))
+        if tuple(value.shape) != expected:
+            raise ScenarioError(
+                f"initial[{name!r}] has the shape {tuple(value.shape)}; it must be {expected}: "
+                "one flat row for each client"
+            )
+        rows[name] = value.detach().clone()
+    return rows
 
 
 def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
@@ -237,6 +268,11 @@ def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
         if name == "accuracy":
             judged = counts > 0
             row["accuracy_p10"] = float(np.percentile(sums[judged] / counts[judged], 10))
+    if item.outer_step is not None:
+        row["outer_step"] = item.outer_step
+        for name, sums in item.validation.items():
+            if item.validation_counts.sum():
+                row[f"validation_{name}"] = float(sums.sum() / item.validation_counts.sum())
     row["consensus"] = item.consensus
     unrecorded = item.waiting + item.on_the_way
     return row | {

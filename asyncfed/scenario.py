@@ -31,14 +31,31 @@ from asyncfed.network import (
 from asyncfed.network.distributions import Constant, Exponential, LogNormal
 from asyncfed.network.distributions import Uniform as UniformTime
 from asyncfed.network.links import Network
-from asyncfed.problems import Problem, problem_from_recipe
-from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, StepDecay
-from asyncfed.protocols.phase import ProtocolLike
+from asyncfed.problems import Derivatives, Problem, problem_from_recipe
+from asyncfed.protocols import (
+    CDBO,
+    DSGD,
+    HGP,
+    PDBO,
+    SGP,
+    VRHGP,
+    Diminishing,
+    EstimateHypergradient,
+    ExactBackprop,
+    FedAvg,
+    ITDBackward,
+    ITDForward,
+    Local,
+    StepDecay,
+)
+from asyncfed.protocols.phase import Phase, ProtocolLike
 
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        SGP, DSGD, FedAvg, Local, StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform, Metropolis,
+        SGP, DSGD, FedAvg, Local, HGP, VRHGP, ExactBackprop, ITDForward, ITDBackward,
+        PDBO, CDBO, EstimateHypergradient,
+        StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform, Metropolis,
         FastestMixing, Given,
     )
 }  # fmt: skip
@@ -111,10 +128,55 @@ def check(scenario: Scenario) -> Network:
             f"the topology has {network.n} nodes, but the problem has {scenario.problem.clients} clients; "
             "make them equal"
         )
-    for phase in scenario.protocol.phases():
-        heard = network if phase.sends else network.silent()
-        phase.check(heard, (scenario.weights if phase.sends else Uniform()).prepare(heard))
+    phases = scenario.protocol.phases()
+    _check_phases(scenario, phases)
+    for phase in _different(phases):
+        if phase.sends:
+            phase.check(network, scenario.weights, scenario.timing)
+        else:
+            phase.check(network.silent(), Uniform(), scenario.timing)
     return network
+
+
+def _different(phases: tuple[Phase, ...]) -> list[Phase]:
+    """Each phase once: an outer loop repeats its phases."""
+    found: list[Phase] = []
+    for phase in phases:
+        if phase not in found:
+            found.append(phase)
+    return found
+
+
+def _check_phases(scenario: Scenario, phases: tuple[Phase, ...]) -> None:
+    horizon = getattr(scenario.timing, "horizon", None)
+    if len(phases) > 1 and horizon is not None:
+        raise ScenarioError(
+            f"a horizon of {horizon} would cut a protocol of {len(phases)} phases somewhere "
+            "in the middle of one; leave the horizon out, the protocol says how many steps are made"
+        )
+    if any(phase.needs_outer for phase in phases):
+        _require_outer(scenario.problem)
+
+
+def _require_outer(problem: Problem) -> None:
+    derivatives = Derivatives.of(problem)
+    if not derivatives.outer.d:
+        raise ScenarioError(
+            f"problem {problem.name!r} has no outer variable, so there is no hypergradient; give it "
+            "init_outer (and losses that depend on it), or use a protocol of one level such as SGP"
+        )
+    if problem.outer_split == "validation" and not problem.data.validation.total:
+        raise ScenarioError(
+            f"the outer loss of problem {problem.name!r} is over validation samples, and there are none; "
+            "give it some, or outer_split='train'"
+        )
+    sample = tuple(tensor[:1] for tensor in problem.data.train.tensors)
+    unused = derivatives.unused_outer(sample)
+    if unused:
+        raise ScenarioError(
+            f"neither loss of problem {problem.name!r} depends on {', '.join(map(repr, unused))} of its "
+            "outer variable, so its hypergradient is zero; use it in inner_loss or outer_loss, or leave it out"
+        )
 
 
 def scenario_to_data(scenario: Scenario) -> dict[str, Any]:

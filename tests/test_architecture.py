@@ -27,9 +27,10 @@ def test_each_layer_imports_only_what_stands_above_it() -> None:
 
 def test_public_names() -> None:
     names = """
-        ActorLostError AsyncfedError DataError DivergenceError Lockstep Progress Result RunError
-        RunExistsError Scenario ScenarioError TopologyError Trace TraceError UnknownNameError VirtualTime
-        load run
+        ActorLostError AsyncfedError DataError DivergenceError HypergradientEstimate Lockstep Progress Result
+        RunError RunExistsError Scenario ScenarioError SeriesDivergesError Study StudyProgress StudyResult
+        Summary SummaryTable TopologyError Trace TraceError UnknownNameError VirtualTime hypergradient load
+        load_study run run_study
     """
     assert sorted(asyncfed.__all__) == names.split()
     for name in asyncfed.__all__:
@@ -49,10 +50,18 @@ def test_what_a_package_lists_is_there(package: str) -> None:
 
 def test_protocols_are_listed() -> None:
     assert importlib.import_module("asyncfed.protocols").__all__ == [
+        "CDBO",
         "DSGD",
+        "HGP",
+        "PDBO",
         "SGP",
+        "VRHGP",
         "Diminishing",
+        "EstimateHypergradient",
+        "ExactBackprop",
         "FedAvg",
+        "ITDBackward",
+        "ITDForward",
         "Local",
         "StepDecay",
     ]

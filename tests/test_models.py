@@ -6,15 +6,20 @@ import math
 
 import pytest
 import torch
+from torch.func import functional_call
 
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.models import (
+    LSTM,
     build_model,
+    char_lstm,
     emnist_cnn,
     has_convolutions,
     initial_parameters,
     logistic_regression,
     mlp,
+    stacked_initial_parameters,
+    stacked_outputs,
 )
 
 
@@ -26,6 +31,7 @@ def test_models_have_the_sizes_of_the_papers() -> None:
     assert size(emnist_cnn()) == 2_278_334
     assert size(mlp([784, 200, 10])) == 157_000 + 2_010
     assert size(logistic_regression(64, 10)) == 650
+    assert size(char_lstm()) == 819_920
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,77 @@ def test_one_generator_yields_different_values_each_time() -> None:
     assert not torch.equal(first["head.weight"], second["head.weight"])
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_an_lstm_is_torchs_lstm(layers: int) -> None:
+    own = LSTM(3, 5, layers).double()
+    torchs = torch.nn.LSTM(3, 5, layers, batch_first=True).double()
+    assert list(own.state_dict()) == list(torchs.state_dict())
+    torchs.load_state_dict(own.state_dict())
+    sequence = torch.randn(4, 7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sequence.requires_grad_()
+    outputs = own(sequence), torchs(sequence)[0][:, -1]
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-14)
+    gradients = [
+        torch.autograd.grad(output.square().sum(), [sequence, *module.parameters()])
+        for output, module in zip(outputs, (own, torchs), strict=True)
+    ]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-14)
+
+
+def test_an_lstm_can_be_differentiated_twice() -> None:
+    module = char_lstm(vocabulary=6, embedding=3, hidden=4).double()
+    g = torch.Generator().manual_seed(0)
+    characters, parameters = torch.randint(6, (5, 7), generator=g), list(module.parameters())
+    directions = [torch.randn(p.shape, generator=g, dtype=torch.float64) for p in parameters]
+
+    def gradient(shift: float, create_graph: bool = False) -> list[torch.Tensor]:
+        moved = {
+            name: (p + shift * u).detach().requires_grad_()
+            for (name, p), u in zip(module.named_parameters(), directions, strict=True)
+        }
+        loss = functional_call(module, moved, (characters,)).square().mean()
+        found = torch.autograd.grad(loss, list(moved.values()), create_graph=create_graph)
+        if not create_graph:
+            return list(found)
+        along = sum((f * u).sum() for f, u in zip(found, directions, strict=True))
+        return list(torch.autograd.grad(along, list(moved.values())))
+
+    for product, ahead, behind in zip(
+        gradient(0.0, create_graph=True), gradient(1e-6), gradient(-1e-6), strict=True
+    ):
+        torch.testing.assert_close(product, (ahead - behind) / 2e-6, rtol=1e-6, atol=1e-8)
+
+
+def test_an_lstm_begins_like_torchs() -> None:
+    before = torch.get_rng_state()
+    first = initial_parameters(char_lstm(hidden=64), torch.Generator().manual_seed(0))
+    assert torch.equal(torch.get_rng_state(), before)
+    for name in (f"lstm.{kind}_{side}_l1" for kind in ("weight", "bias") for side in ("ih", "hh")):
+        assert first[name].abs().max() <= 1 / 8
+        assert first[name].abs().max() > 0.95 / 8
+        assert first[name].mean().item() == pytest.approx(0, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (logistic_regression(6, 3), torch.linspace(-1, 1, 30).view(5, 2, 3)),
+        (mlp([6, 4, 5, 3]), torch.linspace(-1, 1, 30).view(5, 2, 3)),
+        (emnist_cnn(7), torch.linspace(-1, 1, 2 * 784).view(2, 1, 28, 28)),
+        (char_lstm(6, hidden=4), torch.arange(20).view(4, 5) % 6),
+    ],
+    ids=["logistic", "mlp", "cnn", "lstm"],
+)
+def test_stacked_models_give_what_each_gives_alone(module: torch.nn.Module, inputs: torch.Tensor) -> None:
+    parameters = stacked_initial_parameters(module, 3, torch.Generator().manual_seed(0))
+    outputs = stacked_outputs(module, parameters, inputs)
+    for k in range(3):
+        own = {name: tensor[k] for name, tensor in parameters.items()}
+        torch.testing.assert_close(outputs[k], functional_call(module, own, (inputs,)), rtol=1e-4, atol=1e-5)
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-3
+
+
 def test_convolutions_are_recognised() -> None:
     assert has_convolutions(emnist_cnn())
     assert not has_convolutions(mlp([4, 4, 2]))
@@ -89,3 +166,5 @@ def test_models_that_cannot_be_built_are_refused() -> None:
         build_model("mlp:a,b", 4, 2)
     with pytest.raises(ScenarioError, match=r"sizes \[4, 0, 2\] cannot be built"):
         build_model("mlp:0", 4, 2)
+    with pytest.raises(ScenarioError, match="2 layers of 0 cannot be built"):
+        char_lstm(hidden=0)

@@ -58,15 +58,20 @@ def options(
 @app.command("list")
 @guarded
 def list_scenarios() -> None:
-    """Show the scenarios that come along, a line each."""
-    from asyncfed.cli.scenarios import known_scenarios
+    """Show the scenarios and studies that come along, a line each."""
+    from asyncfed.cli.scenarios import known_scenarios, known_studies
     from asyncfed.cli.tables import print_pairs, stdout
 
     console = stdout()
     print_pairs(console, known_scenarios())
+    studies = known_studies()
+    if studies:
+        console.print("\nStudies, of several runs each:")
+        print_pairs(console, studies)
     console.print(
         "\nRun one with `asyncfed run NAME`, or a file of your own with `asyncfed run my_scenario.py`: "
-        "it needs a function scenario() that returns a Scenario, or a value SCENARIO.",
+        "it needs a function scenario() that returns a Scenario, or a value SCENARIO, "
+        "or a function study() that returns a Study.",
         soft_wrap=True,
     )
 
@@ -75,7 +80,8 @@ def list_scenarios() -> None:
 @guarded
 def run(
     scenario: Annotated[
-        str, typer.Argument(metavar="NAME|FILE.py", help="A scenario from `asyncfed list`, or a file.")
+        str,
+        typer.Argument(metavar="NAME|FILE.py", help="A scenario or study from `asyncfed list`, or a file."),
     ],
     backend: Annotated[
         str, typer.Option(help="local: all clients in this process; ray: in Ray actors.", metavar="local|ray")
@@ -89,7 +95,7 @@ def run(
     address: Annotated[
         str | None, typer.Option(help="An existing Ray cluster (auto: the one this machine belongs to).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the run, or `seed` of the study.")] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,11 +103,19 @@ def run(
             metavar="PATH=VALUE",
             help="Change a parameter of the scenario (clients=50) or a part of it (protocol.lr=0.1, "
             "timing.latency='exponential(0.2)', problem.model=mlp:64, topology.seed=3, "
-            "weights='Metropolis()'). Repeatable.",
+            "weights='Metropolis()'); of a study, a parameter. Repeatable.",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PART", help="Of a study, run only this part. Repeatable."),
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run directory; by default a new one under runs/ (or $ASYNCFED_RUNS).")
+        Path | None,
+        typer.Option(
+            help="Run directory; by default a new one under runs/ (or $ASYNCFED_RUNS). "
+            "A study that was begun there goes on."
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N.")] = "auto",
     save_final: Annotated[
@@ -109,23 +123,46 @@ def run(
     ] = False,
     pictures: Annotated[bool, typer.Option("--pictures", help="Also draw the result.")] = False,
 ) -> None:
-    """Run a scenario and print its result."""
-    from asyncfed.cli.scenarios import load_scenario
-    from asyncfed.cli.session import execute
+    """Run a scenario, or the parts of a study, and print the result."""
+    from asyncfed.cli.scenarios import load_work
+    from asyncfed.scenario import Scenario
 
     packing: int | Literal["auto"] = (
         "auto" if clients_per_actor == "auto" else _whole("--clients-per-actor", clients_per_actor)
     )
-    execute(
-        load_scenario(scenario, settings or (), seed),
-        backend=backend,
-        clients_per_actor=packing,
-        address=address,
-        out=out,
-        device=device,
-        save_final=save_final,
-        pictures=pictures,
-    )
+    work = load_work(scenario, settings or (), seed)
+    if isinstance(work, Scenario):
+        from asyncfed.cli.session import execute
+        from asyncfed.errors import ScenarioError
+
+        if only:
+            raise ScenarioError(f"--only chooses parts of a study, and {scenario} is a single scenario")
+        execute(
+            work,
+            backend=backend,
+            clients_per_actor=packing,
+            address=address,
+            out=out,
+            device=device,
+            save_final=save_final,
+            pictures=pictures,
+        )
+    else:
+        from asyncfed.cli.studies import execute_study
+
+        changed = [word for setting in settings or () for word in ("--set", setting)]
+        execute_study(
+            work,
+            again=[scenario, *changed, *([] if seed is None else ["--seed", str(seed)])],
+            backend=backend,
+            clients_per_actor=packing,
+            address=address,
+            out=out,
+            device=device,
+            save_final=save_final,
+            only=only,
+            pictures=pictures,
+        )
 
 
 def _whole(option: str, text: str) -> int:
@@ -139,12 +176,19 @@ def _whole(option: str, text: str) -> int:
 
 @app.command(epilog=EXIT_CODES)
 @guarded
-def show(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Say what was run, how it ended, and its metrics."""
+def show(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run or a study.")],
+) -> None:
+    """Say what was run, how it ended, and its metrics, or a study's parts and summary."""
     from asyncfed.cli.summary import describe
     from asyncfed.cli.tables import print_metrics, print_pairs, stdout
     from asyncfed.result import load
 
+    if (path / "study.json").exists():
+        from asyncfed.cli.studies import show_study
+
+        show_study(path)
+        return
     result = load(path)
     console = stdout()
     print_pairs(console, describe(result))
@@ -174,6 +218,10 @@ def trace(
     from asyncfed.cli.tracing import question
     from asyncfed.result import load
 
+    if (path / "study.json").exists():
+        from asyncfed.cli.studies import refuse_study
+
+        refuse_study(path)
     frame, what = question(load(path).trace, by, edge, sort, ascending)
     if csv is not None:
         write_csv(frame if top is None else frame.head(top), csv)

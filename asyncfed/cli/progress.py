@@ -1,7 +1,8 @@
-"""Shows how far a run is: a bar on a terminal, a plain line about every tenth of the way elsewhere."""
+"""Shows how far a run or study is: a bar on a terminal, a plain line every tenth of the way elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from asyncfed.runner import Progress
+    from asyncfed.study import StudyProgress
 
 BETWEEN_UPDATES = 0.1  # seconds
 LINES = 10
@@ -106,6 +108,46 @@ class Lines:
             print(text, file=sys.stderr, flush=True)
         except OSError:
             return  # nobody listens; the run goes on
+
+
+class StudyWatcher:
+    """Says which part of a study is running, and shows each as a run is shown."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._run = contextlib.ExitStack()
+        self._watch: Watcher | None = None
+
+    def __call__(self, progress: StudyProgress) -> None:
+        if progress.run is not None:
+            if self._watch is not None:
+                self._watch(progress.run)
+            return
+        self._run.close()
+        place = f"part {progress.number} of {progress.total}: {progress.part}"
+        match progress.status:
+            case "checking":
+                if self._console.is_terminal:
+                    self._run.enter_context(self._console.status(f"checking {place}"))
+            case "running":
+                self._say(place)
+                self._watch = self._run.enter_context(watcher(self._console))
+            case "kept":
+                self._say(f"{place}: {'diverged' if progress.error else 'complete'} already")
+            case "failed":
+                self._say(f"{place}: failed: {progress.error}")
+
+    def __enter__(self) -> StudyWatcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run.close()
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody listens; the study goes on
+            self._console.print(text, soft_wrap=True)
 
 
 def _words(progress: Progress) -> str:

@@ -1,13 +1,15 @@
-"""Finds scenarios: files in the `scenarios` package by name, anybody's by path.
+"""Finds scenarios and studies: files in the `scenarios` package by name, anybody's by path.
 
 A scenario file has a docstring, whose first line `asyncfed list` shows, and a function `scenario` whose
-keyword parameters `--set` can change, or a value `SCENARIO`.
+keyword parameters `--set` can change, or a value `SCENARIO`. The file of a study has a function `study`
+instead (and what else it needs, so a function `scenario` beside it is the study's own business).
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import os
@@ -22,21 +24,91 @@ from asyncfed.errors import AsyncfedError, ScenarioError, UnknownNameError
 
 if TYPE_CHECKING:
     from asyncfed.scenario import Scenario
+    from asyncfed.study import Study
 
 
 def known_scenarios() -> dict[str, str]:
-    """Name → first line of the docstring; no file is imported for it."""
-    return {name: _first_line(path) for name, path in _files().items()}
+    """Name → first line of the docstring, of scenarios; no file is imported for it."""
+    return {name: line for name, (line, is_study) in _known().items() if not is_study}
 
 
-def load_scenario(name: str, settings: Sequence[str] = (), seed: int | None = None) -> Scenario:
-    """The scenario that a name or a path means, with its settings changed as asked."""
-    from asyncfed.cli.settings import apply_settings, parse_settings
+def known_studies() -> dict[str, str]:
+    """Name → first line of the docstring, of studies."""
+    return {name: line for name, (line, is_study) in _known().items() if is_study}
+
+
+def load_work(name: str, settings: Sequence[str] = (), seed: int | None = None) -> Scenario | Study:
+    """What a name or a path means, a scenario or a study, with its settings changed as asked."""
+    from asyncfed.cli.settings import parse_settings
 
     changes = parse_settings(settings)
     path = _locate(name)
     module = _module(path)
-    parameters = _parameters(module)
+    if callable(getattr(module, "study", None)):
+        return _study(module, path, changes, seed)
+    return _scenario(module, path, changes, seed)
+
+
+def load_scenario(name: str, settings: Sequence[str] = (), seed: int | None = None) -> Scenario:
+    """The scenario that a name or a path means."""
+    from asyncfed.scenario import Scenario
+
+    work = load_work(name, settings, seed)
+    if not isinstance(work, Scenario):
+        raise ScenarioError(f"{name} is a study of several runs; a single scenario is needed here")
+    return work
+
+
+def _study(module: ModuleType, path: Path, changes: Mapping[str, Any], seed: int | None) -> Study:
+    from asyncfed.study import Study
+
+    parameters = _parameters(module, "study")
+    listing = ", ".join(parameters) or "(none)"
+    for key in changes:
+        if "." in key:
+            raise ScenarioError(
+                f"--set {key} is a part of one scenario, and {path.stem} is a study of several; "
+                f"set a parameter of its function study(): {listing}"
+            )
+        if key not in parameters:
+            raise UnknownNameError("parameter of study():", key, parameters)
+    if seed is not None and "seed" not in parameters:
+        raise ScenarioError(
+            f"--seed {seed}: the function study() of {path.stem} has no parameter 'seed'; it has {listing}"
+        )
+    arguments = {key: _checked(key, value, parameters[key]) for key, value in changes.items()}
+    if seed is not None:
+        arguments["seed"] = seed
+    telling = _telling(path)
+    made = telling(module.study)(**arguments)
+    if not isinstance(made, Study):
+        raise ScenarioError(
+            f"{path} holds no study: its function study() returned {made!r}; it must return an asyncfed.Study"
+        )
+    parts = {part: telling(build) if callable(build) else build for part, build in made.parts.items()}
+    return dataclasses.replace(made, parts=parts, summarise=telling(made.summarise))
+
+
+def _telling(path: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a function of the file say where in the file it failed."""
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                raise _complaint(error, path) from error
+
+        return wrapped
+
+    return wrap
+
+
+def _scenario(module: ModuleType, path: Path, changes: Mapping[str, Any], seed: int | None) -> Scenario:
+    from asyncfed.cli.settings import apply_settings
+
+    parameters = _parameters(module, "scenario")
     arguments = {key: _checked(key, changes[key], parameters[key]) for key in changes if key in parameters}
     made = _make(module, path, arguments)
     rest = {key: value for key, value in changes.items() if key not in arguments}
@@ -53,12 +125,19 @@ def _files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(found)}
 
 
-def _first_line(path: Path) -> str:
+def _known() -> dict[str, tuple[str, bool]]:
+    return {name: _glance(path) for name, path in _files().items()}
+
+
+def _glance(path: Path) -> tuple[str, bool]:
+    """The first line of a file's docstring, and whether it defines a study."""
     try:
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError):
-        return "(cannot be read)"
-    return text.splitlines()[0] if text else ""
+        return "(cannot be read)", False
+    text = ast.get_docstring(tree)
+    is_study = any(isinstance(node, ast.FunctionDef) and node.name == "study" for node in tree.body)
+    return text.splitlines()[0] if text else "", is_study
 
 
 def _locate(name: str) -> Path:
@@ -93,8 +172,8 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _parameters(module: ModuleType) -> Mapping[str, inspect.Parameter]:
-    function = getattr(module, "scenario", None)
+def _parameters(module: ModuleType, name: str) -> Mapping[str, inspect.Parameter]:
+    function = getattr(module, name, None)
     return inspect.signature(function).parameters if callable(function) else {}
 
 
@@ -102,18 +181,13 @@ def _make(module: ModuleType, path: Path, arguments: dict[str, Any]) -> Scenario
     from asyncfed.scenario import Scenario
 
     function: Callable[..., Any] | None = getattr(module, "scenario", None)
-    if callable(function):
-        try:
-            made = function(**arguments)
-        except Exception as error:
-            raise _complaint(error, path) from error
-    else:
-        made = getattr(module, "SCENARIO", None)
+    made = _telling(path)(function)(**arguments) if callable(function) else getattr(module, "SCENARIO", None)
     if not isinstance(made, Scenario):
         source = "its function scenario() returned" if callable(function) else "its value SCENARIO is"
         raise ScenarioError(
             f"{path} holds no scenario: {source} {made!r}; "
-            "write a function scenario() that returns an asyncfed.Scenario, or set SCENARIO to one"
+            "write a function scenario() that returns an asyncfed.Scenario, or set SCENARIO to one "
+            "(or a function study() that returns an asyncfed.Study)"
         )
     return made if made.name != "scenario" else dataclasses.replace(made, name=path.stem)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from asyncfed.cli.progress import watcher
 from asyncfed.cli.summary import links_line
 from asyncfed.cli.tables import duration, print_metrics, print_pairs, stderr, stdout
-from asyncfed.errors import ScenarioError
+from asyncfed.errors import RunExistsError, ScenarioError
 from asyncfed.runner import run
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario
@@ -30,6 +30,8 @@ def execute(
     pictures: bool,
 ) -> None:
     """Run, print the result and where everything is; a run that stops early says where its part is."""
+    if out is not None and (out / "study.json").exists():
+        raise RunExistsError(f"{out} holds a study; give another directory for a single run")
     stood = out is not None and out.exists()
     path = RunDirectory.create(out, scenario.name).path
     messages = stderr()

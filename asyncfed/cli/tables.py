@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,18 @@ def print_frame(console: Console, frame: pd.DataFrame, total: int, what: str) ->
         return
     _print(console, _table(frame))
     console.print(f"{len(frame):,} of {total:,} {what}" if len(frame) < total else f"{total:,} {what}")
+
+
+def print_columns(console: Console, columns: Iterable[tuple[str, Sequence[str], bool]]) -> None:
+    """Columns of text: each a name, its cells, and whether they stand to the right."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    cells = []
+    for name, texts, right in columns:
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+        cells.append(texts)
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
+    _print(console, table)
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> None:

@@ -12,6 +12,7 @@ from asyncfed.data.partition import (
     Partition,
     parse_partition,
 )
+from asyncfed.data.shakespeare import Shakespeare, load_shakespeare
 from asyncfed.data.shards import ClientData, ClientShards, client_data_from_lists
 from asyncfed.data.split import partition_data
 
@@ -27,10 +28,12 @@ __all__ = [
     "DirichletOverClients",
     "LabelShards",
     "Partition",
+    "Shakespeare",
     "class_counts",
     "client_data_from_lists",
     "data_directory",
     "load_dataset",
+    "load_shakespeare",
     "parse_partition",
     "partition_data",
     "plot_class_counts",

@@ -27,11 +27,7 @@ def partition_data(
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
 ) -> ClientData:
     """Deal `dataset` to `clients`; split each one's samples by `fractions` (train, validation, test)."""
-    if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9 or fractions[0] == 0:
-        raise DataError(
-            f"fractions are {tuple(fractions)}; they must be three non-negative numbers "
-            "(train, validation, test) that add up to 1, the first of them positive"
-        )
+    check_fractions(fractions)
     streams = Streams(seed)
     shares = partition.split(dataset.y.numpy(), clients, streams)
     generator = streams.generator("split")
@@ -49,6 +45,15 @@ def _packed(dataset: Dataset, part: list[IntArray]) -> ClientShards:
     return ClientShards(
         (dataset.x[rows], dataset.y[rows]), np.array([len(piece) for piece in part], dtype=np.int64)
     )
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Refuse what are not three parts of a whole."""
+    if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9 or fractions[0] == 0:
+        raise DataError(
+            f"fractions are {tuple(fractions)}; they must be three non-negative numbers "
+            "(train, validation, test) that add up to 1, the first of them positive"
+        )
 
 
 def _sizes(client: int, samples: int, fractions: Sequence[float]) -> tuple[int, int, int]:

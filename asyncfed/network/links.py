@@ -56,6 +56,20 @@ class Network:
         return not self.loss.any()
 
     @cached_property
+    def reverse(self) -> IntArray:
+        """For each edge a→b the index of b→a, or -1 where there is no link back."""
+        n = np.int64(self.n)
+        there, back = self.senders * n + self.receivers, self.receivers * n + self.senders
+        found = np.searchsorted(there, back)  # edges stand sorted
+        found[found == self.edges] = 0
+        return np.where(there[found] == back, found, -1)
+
+    @cached_property
+    def undirected(self) -> bool:
+        """Whether the two directions of every link are always up or down together."""
+        return not self.directed or bool((self.probability == 1).all() and (self.reverse >= 0).all())
+
+    @cached_property
     def _chances(self) -> npt.NDArray[np.uint64]:
         return chances(self.probability)
 

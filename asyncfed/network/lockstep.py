@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from asyncfed.network.expectations import Tally
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
 from asyncfed.network.waves import (
     Absorption,
@@ -37,9 +38,11 @@ class LockstepTimeline:
         talk: Conversation,
         recorder: Recorder,
         snapshot_every: float,
+        *,
+        tally: Tally | None = None,
     ) -> None:
         self._network, self._shares, self._streams = network, shares, streams
-        self._talk, self._recorder = talk, recorder
+        self._talk, self._recorder, self._tally = talk, recorder, tally
         self._every = max(1, round(snapshot_every))
         n = network.n
         self._everyone = np.arange(n, dtype=np.int64)
@@ -103,6 +106,8 @@ class LockstepTimeline:
             lost = up & network.lost(self._streams, step)
             status[lost] = Status.LOST
             arrives = up & ~lost
+        if self._tally is not None:
+            self._tally.round(weights, kept, arrives)
         if network.edges:
             self._recorder.messages(
                 sender=self._columns[0],

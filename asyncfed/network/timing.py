@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.distributions import Distribution, Table, as_distribution
+from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
 from asyncfed.network.lockstep import LockstepTimeline
 from asyncfed.network.virtual_time import VirtualTimeline
@@ -37,6 +38,10 @@ class Lockstep:
     def snapshot_interval(self, steps: int) -> float:
         return max(1, round(steps / 20))
 
+    def pace(self, n: int) -> FloatArray:
+        """Steps per unit of time of each client."""
+        return np.ones(n)
+
     def timeline(
         self,
         network: Network,
@@ -45,8 +50,9 @@ class Lockstep:
         talk: Conversation,
         recorder: Recorder,
         snapshot_every: float,
+        tally: Tally | None = None,
     ) -> Timeline:
-        return LockstepTimeline(network, shares, streams, talk, recorder, snapshot_every)
+        return LockstepTimeline(network, shares, streams, talk, recorder, snapshot_every, tally=tally)
 
 
 @dataclass(frozen=True)
@@ -104,12 +110,7 @@ class VirtualTime:
 
     def network(self, graph: nx.Graph) -> Network:
         network = compile_network(graph, latency=self.latency, bandwidth=self.bandwidth, loss=self.loss)
-        self._factor_array(network.n)
-        if isinstance(self.compute, Table) and len(self.compute.rows) != network.n:
-            raise ScenarioError(
-                f"the compute-time table has {len(self.compute.rows)} rows, but there are {network.n} "
-                "clients; give one row each"
-            )
+        self.pace(network.n)  # refuses what does not fit the clients
         return network
 
     def snapshot_interval(self, steps: int) -> float:
@@ -120,6 +121,18 @@ class VirtualTime:
         # With stragglers most clients finish early in the run: look twice as often.
         return steps * self.compute.mean / 20 if slowest <= 1 else steps * self.compute.mean * slowest / 40
 
+    def pace(self, n: int) -> FloatArray:
+        """Mean steps per unit of time of each client."""
+        assert not isinstance(self.compute, (str, float, int))
+        if not isinstance(self.compute, Table):
+            return 1.0 / (self.compute.mean * self._factor_array(n))
+        if len(self.compute.rows) != n:
+            raise ScenarioError(
+                f"the compute-time table has {len(self.compute.rows)} rows, but there are {n} "
+                "clients; give one row each"
+            )
+        return 1.0 / (np.array([np.mean(row) for row in self.compute.rows]) * self._factor_array(n))
+
     def timeline(
         self,
         network: Network,
@@ -128,11 +141,12 @@ class VirtualTime:
         talk: Conversation,
         recorder: Recorder,
         snapshot_every: float,
+        tally: Tally | None = None,
     ) -> Timeline:
         assert not isinstance(self.compute, (str, float, int))
         return VirtualTimeline(
             network, shares, streams, talk, recorder, snapshot_every,
-            compute=self.compute, factors=self._factor_array(network.n), horizon=self.horizon,
+            compute=self.compute, factors=self._factor_array(network.n), horizon=self.horizon, tally=tally,
         )  # fmt: skip
 
     def _factor_array(self, n: int) -> FloatArray:

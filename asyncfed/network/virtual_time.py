@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncfed.network.distributions import Constant, Distribution, Table
+from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, IntArray, Network
 from asyncfed.network.serials import SerialTable
 from asyncfed.network.waves import Absorption, Conversation, Recorder, Snapshot, Status, Wave
@@ -38,6 +39,7 @@ class _Letter:
     """A message on its way, or waiting in the receiver's mailbox."""
 
     arrives: float
+    edge: int
     sender: int
     step: int
     serial: int
@@ -74,8 +76,9 @@ class VirtualTimeline:
         compute: Distribution | Table,
         factors: FloatArray,
         horizon: float | None,
+        tally: Tally | None = None,
     ) -> None:
-        self._network, self._shares, self._streams = network, shares, streams
+        self._network, self._shares, self._streams, self._tally = network, shares, streams, tally
         self._talk, self._recorder, self._every = talk, recorder, snapshot_every
         self._compute, self._factors, self._horizon = compute, factors, horizon
         n = network.n
@@ -144,6 +147,9 @@ class VirtualTimeline:
 
     def _start(self, client: int, step: int, now: float, ended: float) -> None:
         letters = self._take_arrived(client, now)
+        if self._tally is not None and self._all_here(client, now):
+            self._tally.stepped(client)
+            self._tally.absorbed(client, np.array([letter.edge for letter in letters], dtype=np.int64))
         sources, weights = self._absorb(client, letters)
         payloads = self._payloads
         depth = 1 + max(self._floor, int(payloads.get("depth", sources).max(initial=0)))
@@ -172,6 +178,11 @@ class VirtualTimeline:
         arrived.sort(key=lambda letter: (letter.sender, letter.step))
         return arrived
 
+    def _all_here(self, client: int, now: float) -> bool:
+        """Whether none of those it sends to has left: what it sees after that says nothing of its links."""
+        lo, hi = int(self._network.first[client]), int(self._network.first[client + 1])
+        return bool((self._left[self._network.receivers[lo:hi]] >= now).all())
+
     def _absorb(self, client: int, letters: list[_Letter]) -> tuple[IntArray, FloatArray]:
         own = self._own[client]
         if own is None:
@@ -193,6 +204,8 @@ class VirtualTimeline:
         present = self._left[receivers] >= now
         up = network.up_from(streams, client, step) & present
         weights, kept = self._shares.of_sender(client, up)
+        if self._tally is not None and present.all():
+            self._tally.sent(client, weights, kept)
         serial, _ = self._own[client] or (0, 0.0)
         self._own[client] = (serial, kept)
         if hi == lo:
@@ -207,10 +220,14 @@ class VirtualTimeline:
         self._busy_until[edges] = leaves
         arrivals = np.full(hi - lo, np.nan)
         arrivals[up] = leaves + network.latencies(streams, step, lo, hi)[up]
-        for receiver, arrives, weight in zip(
-            receivers[going].tolist(), arrivals[going].tolist(), weights[going].tolist(), strict=True
+        for at, receiver, arrives, weight in zip(
+            going.tolist(),
+            receivers[going].tolist(),
+            arrivals[going].tolist(),
+            weights[going].tolist(),
+            strict=True,
         ):
-            self._mailbox[receiver].append(_Letter(arrives, client, step, serial, weight, now))
+            self._mailbox[receiver].append(_Letter(arrives, lo + at, client, step, serial, weight, now))
         failed = np.flatnonzero((~up | lost) & present)
         if len(failed):
             sent = up[failed]
@@ -285,6 +302,10 @@ class VirtualTimeline:
         for client in range(n):
             if final:
                 letters = self._take_arrived(client, time)
+                if self._tally is not None and self._all_here(client, time):
+                    self._tally.absorbed(
+                        client, np.array([letter.edge for letter in letters], dtype=np.int64)
+                    )
                 self._record_delivered(client, int(self._done[client]), letters)
                 self._record_delivered(client, -1, self._mailbox[client], Status.IN_FLIGHT)
             else:

@@ -9,7 +9,7 @@ CPU).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -48,11 +48,7 @@ def classification(
     def inner_loss(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
         images, labels = batch
         loss = cross_entropies(logits(x, images), labels).mean()
-        if l2:
-            loss = loss + (l2 / 2) * sum(
-                (tensor.square().sum() for tensor in x.values()), start=loss.new_zeros(())
-            )
-        return loss
+        return loss + half_square(x, l2) if l2 else loss
 
     def sample_loss(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
         images, labels = batch
@@ -77,7 +73,15 @@ def classification(
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    """Of each sample. Written out, because torch's own falls back to a Python decomposition under vmap, which
-    is slower and loads the compiler and sympy (see `Derivatives`).
+    """Of each sample; for logits (..., B, classes) and labels (B,), of each sample under each of the models.
+
+    Written out, because torch's own falls back to a Python decomposition under vmap, which is slower and
+    loads the compiler and sympy (see `Derivatives`).
     """
-    return -log_softmax(logits, -1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    wanted = labels.expand(logits.shape[:-1]).unsqueeze(-1)
+    return -log_softmax(logits, -1).gather(-1, wanted).squeeze(-1)
+
+
+def half_square(x: Mapping[str, Tensor], rate: float) -> Tensor:
+    """The penalty (rate/2)‖x‖² over all the tensors of x."""
+    return (rate / 2) * torch.stack([tensor.square().sum() for tensor in x.values()]).sum()

@@ -1,4 +1,4 @@
-"""Everything that is ever differentiated, for a block of clients at once; nobody else calls vmap or grad.
+"""Everything that is ever differentiated, for a block of clients at once; nobody else maps over clients.
 
 Every method takes the inner variables x (k, d), the outer variables lam (k, d_outer) and a batch of tensors
 (k, B, …), and returns rows like them. Inside, a *kernel* is a function of one client's named parameters; it
@@ -12,7 +12,9 @@ Results are written once, already scaled, into their flat rows.
     inner_hessian_vector      ∂_x (∇_x f · u)        (d,)
     inner_cross_vector        ∂_λ (∇_x f · u)        (d_outer,)
     inner_cross_transposed    ∂_x (∇_λ f · w)        (d,)
+    inner_second_vectors      both of u, of one or several u, at the price of one gradient in common
     outer_gradients           ∇_x F,  ∇_λ F,  F
+    whole_outer_gradients     the same over all of a client's samples
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, vjp, vmap
@@ -37,6 +41,7 @@ _SCALAR = Layout(None, ((),))
 # which leaves room for the activations of the networks here (33 times for the EMNIST network).
 _BUDGET = 64 * 2**20
 _BYTES_PER_INPUT_BYTE = 32
+_WHOLE_SAMPLES = 2048  # at a time, in derivatives over all data: their activations stay alive
 
 
 class Derivatives:
@@ -74,9 +79,7 @@ class Derivatives:
         """One client's, by plain autograd: for a single client faster than torch.func, which besides loads
         the compiler and sympy at its first gradient (85 MB and two seconds, in every actor).
         """
-        views = self.inner.views_one(x)
-        leaves = [leaf.detach().requires_grad_() for leaf in self.inner.leaves(views)]
-        params = leaves[0] if self.inner.names is None else dict(zip(self.inner.names, leaves, strict=True))
+        params, leaves = self.inner.leaves_one(x)
         with torch.enable_grad():
             loss = self.problem.inner_loss(params, self.outer.views_one(lam), batch)
         found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
@@ -89,13 +92,127 @@ class Derivatives:
         """Gradient of the inner loss in the outer variable (k, d_outer)."""
         return self._one("inner_outer_gradient", self.outer, x, lam, batch)
 
-    def inner_hessian_vector(self, x: Tensor, lam: Tensor, batch: Batch, u: Tensor) -> Tensor:
-        """Hessian of the inner loss in x, times u (k, d)."""
-        return self._one("inner_hessian_vector", self.inner, x, lam, batch, self.inner.views(u))
+    def inner_hessian_vector(
+        self,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        u: Tensor,
+        scale: Scale | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Hessian of the inner loss in x, times u (k, d), times `scale`, in `out` where given."""
+        (result,) = self._second(x, lam, batch, (u,), (scale,), (out,), crossed=False)
+        return result
+
+    def inner_hessian_vectors(
+        self,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        directions: tuple[Tensor, ...],
+        scale: Scale | None = None,
+        out: tuple[Tensor | None, ...] | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The same for several directions, at the price of one gradient in common."""
+        count = len(directions)
+        outs = (None,) * count if out is None else out
+        return self._second(x, lam, batch, directions, (scale,) * count, outs, crossed=False)
+
+    def inner_second_vectors(
+        self,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        directions: tuple[Tensor, ...],
+        scale: Scale | None = None,
+        out: tuple[Tensor | None, ...] | None = None,
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """For each direction u (k, d): the Hessian times u, times `scale`, and ∂_λ (∇_x f · u), unscaled."""
+        count = len(directions)
+        crossed = bool(self.outer.d)
+        outs = (None,) * count if out is None else out
+        found = self._second(x, lam, batch, directions, (scale,) * count, outs, crossed=crossed)
+        if not crossed:
+            return found, tuple(torch.empty_like(lam) for _ in directions)
+        return found[::2], found[1::2]
+
+    def _second(
+        self,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        directions: tuple[Tensor, ...],
+        scales: tuple[Scale | None, ...],
+        outs: tuple[Tensor | None, ...],
+        *,
+        crossed: bool,
+    ) -> tuple[Tensor, ...]:
+        outputs: list[tuple[Layout, Tensor, Scale | None]] = []
+        for scale, out in zip(scales, outs, strict=True):
+            outputs.append((self.inner, torch.empty_like(x) if out is None else out, scale))
+            if crossed:
+                outputs.append((self.outer, torch.empty_like(lam), None))
+        if self.problem.vectorize and len(x) > 1:
+            name = "inner_second_vectors" if crossed else "inner_hessian_vectors"
+            views = tuple(self.inner.views(u) for u in directions)
+            self._run(name, (x, lam, batch, views), tuple(outputs))
+        else:
+            for i in range(len(x)):
+                own = tuple(u[i] for u in directions)
+                rows = [
+                    (layout, out[i], scale[i, 0] if isinstance(scale, Tensor) else scale)
+                    for layout, out, scale in outputs
+                ]
+                self._own_second(x[i], lam[i], _row(batch, i), own, rows)
+        return tuple(out for _, out, _ in outputs)
+
+    def _own_second(
+        self,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        directions: tuple[Tensor, ...],
+        outputs: list[tuple[Layout, Tensor, Scale | None]],
+    ) -> None:
+        """One client's, by plain autograd, as `_own_gradient`: for each direction in turn the derivatives
+        that `outputs` has room for, in x or in lam or both.
+        """
+        inner, inner_leaves = self.inner.leaves_one(x)
+        outer, outer_leaves = self.outer.leaves_one(lam)
+        each = len(outputs) // len(directions)
+        wanted = [
+            leaf
+            for layout, _, _ in outputs[:each]
+            for leaf in (inner_leaves if layout is self.inner else outer_leaves)
+        ]
+        with torch.enable_grad():
+            loss = self.problem.inner_loss(inner, outer, batch)
+            gradient = torch.autograd.grad(
+                loss, inner_leaves, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            placed = iter(outputs)
+            for u in directions:
+                towards = self.inner.leaves(self.inner.views_one(u))
+                # Not as grad_outputs, which would load the compiler and sympy too.
+                product = torch.stack([(g * t).sum() for g, t in zip(gradient, towards, strict=True)]).sum()
+                found = torch.autograd.grad(
+                    product, wanted, retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+                values = iter(found)
+                for _ in range(each):
+                    layout, out, scale = next(placed)
+                    for view in layout.leaves(layout.views_one(out)):
+                        _write_one(next(values), view, scale)
 
     def inner_cross_vector(self, x: Tensor, lam: Tensor, batch: Batch, u: Tensor) -> Tensor:
         """Derivative in lam of ∇_x f · u, for u (k, d): (k, d_outer)."""
-        return self._one("inner_cross_vector", self.outer, x, lam, batch, self.inner.views(u))
+        if self.problem.vectorize and len(x) > 1:
+            return self._one("inner_cross_vector", self.outer, x, lam, batch, self.inner.views(u))
+        out = torch.empty_like(lam)
+        for i in range(len(x) if self.outer.d else 0):
+            self._own_second(x[i], lam[i], _row(batch, i), (u[i],), [(self.outer, out[i], None)])
+        return out
 
     def inner_cross_transposed(self, x: Tensor, lam: Tensor, batch: Batch, w: Tensor) -> Tensor:
         """Derivative in x of ∇_λ f · w, for w (k, d_outer): (k, d)."""
@@ -106,11 +223,81 @@ class Derivatives:
     def outer_gradients(self, x: Tensor, lam: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of the outer loss in x (k, d) and in lam (k, d_outer), and its value (k,)."""
         by_x, by_lam, value = torch.empty_like(x), torch.empty_like(lam), x.new_empty(len(x), 1)
-        outputs = ((self.inner, by_x, None), (self.outer, by_lam, None), (_SCALAR, value, None))
-        self._run("outer_gradients", (x, lam, batch), outputs)
+        if self.problem.vectorize and len(x) > 1:
+            outputs = ((self.inner, by_x, None), (self.outer, by_lam, None), (_SCALAR, value, None))
+            self._run("outer_gradients", (x, lam, batch), outputs)
+        else:
+            for i in range(len(x)):
+                inner, inner_leaves = self.inner.leaves_one(x[i])
+                outer, outer_leaves = self.outer.leaves_one(lam[i])
+                with torch.enable_grad():
+                    loss = self.problem.outer_loss(inner, outer, _row(batch, i))
+                leaves = [*inner_leaves, *outer_leaves]
+                found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                targets = [
+                    *self.inner.leaves(self.inner.views_one(by_x[i])),
+                    *self.outer.leaves(self.outer.views_one(by_lam[i])),
+                ]
+                for gradient, view in zip(found, targets, strict=True):
+                    view.copy_(gradient)
+                value[i, 0] = loss.detach()
         return by_x, by_lam, value[:, 0]
 
-    @torch.no_grad()
+    def whole_outer_gradients(
+        self, x: Tensor, lam: Tensor, shards: ClientShards
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`outer_gradients` over all of each client's samples: a mean over pieces, weighed by their sizes.
+
+        A client's samples are cut into pieces of 128, and the rest into halves of that, so that clients of
+        any sizes can be computed together piece by piece.
+        """
+        by_x, by_lam, value = torch.zeros_like(x), torch.zeros_like(lam), x.new_zeros(len(x))
+        for rows, batch, share in self._whole(shards, x):
+            found = self.outer_gradients(x[rows], lam[rows], batch)
+            by_x.index_add_(0, rows, found[0].mul_(share[:, None]))
+            by_lam.index_add_(0, rows, found[1].mul_(share[:, None]))
+            value.index_add_(0, rows, found[2] * share)
+        return by_x, by_lam, value
+
+    def _whole(self, shards: ClientShards, x: Tensor) -> Iterator[tuple[Tensor, Batch, Tensor]]:
+        """(clients, as many samples of each, which share of all its samples that is), all of everybody's."""
+        most = max(1, _BUDGET // 4 // max(1, x[:1].nbytes))
+        for clients, start, length in _whole_pieces(shards.sizes, most, _WHOLE_SAMPLES):
+            rows = torch.from_numpy(clients).to(x.device)
+            index = torch.from_numpy(start[:, None] + np.arange(length)).to(x.device)
+            share = torch.from_numpy(length / shards.sizes[clients]).to(x)
+            yield rows, shards.gather(rows, index), share
+
+    def whole_inner_jacobians(self, x: Tensor, lam: Tensor, shards: ClientShards) -> tuple[Tensor, Tensor]:
+        """∇²_x f (k, d, d) and ∂_λ ∇_x f (k, d_outer, d) over all of each client's samples; for small d."""
+        hessian = x.new_zeros(len(x), self.inner.d, self.inner.d)
+        cross = x.new_zeros(len(x), self.outer.d, self.inner.d)
+        units = torch.eye(self.inner.d, dtype=x.dtype, device=x.device)
+        for rows, batch, share in self._whole(shards, x):
+            directions = tuple(unit.expand(len(rows), -1) for unit in units)
+            products, crossed = self.inner_second_vectors(x[rows], lam[rows], batch, directions)
+            hessian.index_add_(0, rows, torch.stack(products, 2) * share[:, None, None])
+            cross.index_add_(0, rows, torch.stack(crossed, 2) * share[:, None, None])
+        return hessian, cross
+
+    def unused_outer(self, batch: Batch) -> list[str]:
+        """The parts of the outer variable that neither loss of a client depends on, by name."""
+        dtype = next((t.dtype for t in batch if t.is_floating_point()), torch.get_default_dtype())
+        generator = torch.Generator().manual_seed(0)
+        inner, _ = self.inner.leaves_one(self.inner.flatten(self.problem.init_inner(generator)).to(dtype))
+        outer, leaves = self.outer.leaves_one(
+            self.outer.flatten(self.problem.init_outer(generator)).to(dtype)
+        )
+        used = [False] * len(leaves)
+        for loss in (self.problem.inner_loss, self.problem.outer_loss):
+            with torch.enable_grad():
+                value = loss(inner, outer, batch)
+            if value.requires_grad:
+                found = torch.autograd.grad(value, leaves, allow_unused=True)
+                used = [old or new is not None for old, new in zip(used, found, strict=True)]
+        names = self.outer.names or ("the outer variable",)
+        return [name for name, seen in zip(names, used, strict=True) if not seen]
+
     def evaluate(self, x: Tensor, lam: Tensor, shards: ClientShards) -> dict[str, tuple[Tensor, Tensor]]:
         """For every metric, its sum over all of each client's samples (k,) and how many they are (k,).
 
@@ -180,18 +367,49 @@ def _kernels(problem: Problem) -> dict[str, Kernel]:
         (by_x, by_lam), value = grad_and_value(F, argnums=(0, 1))(x, lam, batch)
         return by_x, by_lam, value
 
+    def hessian_vectors(
+        x: Params, lam: Params, batch: Batch, directions: tuple[Params, ...]
+    ) -> tuple[Params, ...]:
+        pull = vjp(lambda x_: f_by_x(x_, lam, batch), x)[1]
+        return tuple(pull(u)[0] for u in directions)
+
+    def second_vectors(
+        x: Params, lam: Params, batch: Batch, directions: tuple[Params, ...]
+    ) -> tuple[Params, ...]:
+        pull = vjp(lambda x_, lam_: f_by_x(x_, lam_, batch), x, lam)[1]
+        return tuple(part for u in directions for part in pull(u))
+
     def metrics(x: Params, lam: Params, batch: Batch) -> tuple[Params, ...]:
         return tuple(metric(x, lam, batch) for metric in problem.metrics.values())
 
     return {
         "inner_gradient": grad_and_value(f, argnums=0),
         "inner_outer_gradient": lambda x, lam, batch: (f_by_lam(x, lam, batch),),
-        "inner_hessian_vector": lambda x, lam, batch, u: vjp(lambda x_: f_by_x(x_, lam, batch), x)[1](u),
+        "inner_hessian_vectors": hessian_vectors,
+        "inner_second_vectors": second_vectors,
         "inner_cross_vector": lambda x, lam, batch, u: vjp(lambda lam_: f_by_x(x, lam_, batch), lam)[1](u),
         "inner_cross_transposed": lambda x, lam, batch, w: vjp(lambda x_: f_by_lam(x_, lam, batch), x)[1](w),
         "outer_gradients": outer_gradients,
         "metrics": metrics,
     }
+
+
+def _whole_pieces(
+    sizes: npt.NDArray[np.int64], most: int, samples: int
+) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]]:
+    """(clients, where each one's piece starts, its length), at most `most` clients and about `samples`
+    samples at a time, such that the pieces of a client are all of its samples.
+    """
+    done = np.zeros_like(sizes)
+    length = 128
+    while length:
+        together = min(most, max(1, samples // length))
+        while len(clients := np.flatnonzero(sizes - done >= length)):
+            for start in range(0, len(clients), together):
+                some = clients[start : start + together]
+                yield some, done[some], length
+            done[clients] += length
+        length //= 2
 
 
 def _write(layout: Layout, result: Params, target: Params, scale: Scale | None) -> None:

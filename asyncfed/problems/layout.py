@@ -69,6 +69,13 @@ class Layout:
         """One row (d,) as parameters, without a copy."""
         return self._views(flat, ())
 
+    def leaves_one(self, flat: Tensor) -> tuple[Params, list[Tensor]]:
+        """One row (d,) as parameters that autograd follows, and the tensors among them."""
+        leaves = [leaf.detach().requires_grad_() for leaf in self.leaves(self.views_one(flat))]
+        if self.names is None:
+            return leaves[0], leaves
+        return dict(zip(self.names, leaves, strict=True)), leaves
+
     def leaves(self, params: Params) -> list[Tensor]:
         """The tensors of `params` in the order of this layout."""
         if isinstance(params, Tensor):

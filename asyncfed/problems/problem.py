@@ -13,7 +13,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ T = TypeVar("T")
 Batch = tuple[Tensor, ...]
 Loss = Callable[[Any, Any, Batch], Tensor]
 Init = Callable[[torch.Generator], Params]
+OuterSplit = Literal["train", "validation"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,10 @@ class Problem:
     one value per sample. A problem with one level leaves out `outer_loss` (then it is `inner_loss`) and
     `init_outer` (then there is no outer variable). `vectorize=False` runs clients one by one instead of
     through vmap, for functions that vmap cannot do or does slowly.
+
+    A loss is a mean over the samples of its batch, plus terms that do not depend on the batch (such as weight
+    decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
+    `outer_split` says which of a client's samples its outer loss is over.
     """
 
     name: str
@@ -68,6 +73,7 @@ class Problem:
     init_inner: Init
     outer_loss: Loss = _as_inner
     init_outer: Init = no_outer
+    outer_split: OuterSplit = "train"
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     vectorize: bool = True
     recipe: Recipe | None = None
@@ -75,6 +81,10 @@ class Problem:
     def __post_init__(self) -> None:
         if self.outer_loss is _as_inner:
             object.__setattr__(self, "outer_loss", self.inner_loss)
+        if self.outer_split not in ("train", "validation"):
+            raise ScenarioError(
+                f"outer_split is {self.outer_split!r}; the outer loss is over 'train' or 'validation' samples"
+            )
 
     @property
     def clients(self) -> int:

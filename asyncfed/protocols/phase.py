@@ -11,7 +11,7 @@ a leading axis (so that one call serves a block of them), but never which client
 elsewhere: z has shape (k, d), ω (k, 1), and the lines read as in the paper.
 
 Tensors that are not exchanged (the outer variable, a running estimate) live in `memory`. A phase receives
-what the phase before it left behind (`carried`) and leaves the same behind for the next.
+what the phases before it left behind (`carried`) and adds to it for the next.
 """
 
 from __future__ import annotations
@@ -23,11 +23,26 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncfed.data import ClientData
+from asyncfed.network.expectations import Expectations
 from asyncfed.network.links import Network
-from asyncfed.network.weights import Shares
+from asyncfed.network.timing import Timing
+from asyncfed.network.weights import Shares, Weights
 from asyncfed.problems.derivatives import Derivatives
 
 Tensors = dict[str, torch.Tensor]
+Steps = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What is at hand where a phase begins: some clients, their data, and how many there are in the run."""
+
+    derivatives: Derivatives
+    data: ClientData
+    clients: Steps
+    n: int
+    start: torch.Tensor  # the inner variables that the run began with
 
 
 @dataclass(frozen=True)
@@ -76,10 +91,37 @@ class Phase(Protocol):
     @property
     def sends(self) -> bool: ...
 
-    def check(self, network: Network, shares: Shares) -> None:
+    @property
+    def closing(self) -> bool:
+        """Whether what the last round brought is computed on once more, with nothing sent."""
+
+    @property
+    def judged(self) -> bool:
+        """Whether its estimates are worth evaluating."""
+
+    @property
+    def estimates(self) -> bool:
+        """Whether it weighs messages by what the clients saw of the network in the phase before."""
+
+    @property
+    def needs_outer(self) -> bool:
+        """Whether it makes sense only for a problem with an outer variable."""
+
+    @property
+    def ends_outer_step(self) -> bool: ...
+
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
         """Refuse a network that breaks an assumption."""
 
-    def begin(self, derivatives: Derivatives, carried: Tensors) -> Opening: ...
+    def shares(
+        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
+    ) -> Shares:
+        """What each message weighs."""
+
+    def samples_of(self, steps: Steps) -> Steps:
+        """Whose minibatch a step uses: its own, unless it goes back over older steps."""
+
+    def begin(self, site: Site, carried: Tensors) -> Opening: ...
 
     def step(
         self,
@@ -87,17 +129,45 @@ class Phase(Protocol):
         absorbed: Tensors,
         memory: Tensors,
         batch: tuple[torch.Tensor, ...],
-        steps: npt.NDArray[np.int64],
+        steps: Steps,
         room: Tensors,
     ) -> Emission:
-        """One step of clients whose own step counts are `steps`. `room` offers tensors that the residue may
-        be written to.
+        """One step of clients whose own step counts within the phase are `steps`. `room` offers tensors that
+        the residue may be written to.
         """
+
+    def watch(self, reports: list[dict[str, npt.NDArray[np.float64]]], clients: int) -> None:
+        """Stop a phase that goes wrong: called now and then with what its steps have reported so far."""
 
     def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate: ...
 
     def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
-        """What the next phase, or the result, gets."""
+        """What the next phase, or the result, gets beside what was carried before."""
+
+
+class PhaseDefaults:
+    """What most phases answer."""
+
+    sends = True
+    closing = False
+    judged = True
+    estimates = False
+    needs_outer = False
+    ends_outer_step = False
+
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
+        return None
+
+    def shares(
+        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
+    ) -> Shares:
+        return weights.prepare(network)
+
+    def samples_of(self, steps: Steps) -> Steps:
+        return steps
+
+    def watch(self, reports: list[dict[str, npt.NDArray[np.float64]]], clients: int) -> None:
+        return None
 
 
 class ProtocolLike(Protocol):

@@ -72,3 +72,8 @@ def rates(lr: LearningRate, steps: Steps, like: torch.Tensor) -> float | torch.T
     if (steps == steps[0]).all():
         return float(lr.rates(steps[:1])[0])
     return torch.from_numpy(lr.rates(steps)).to(like)[:, None]
+
+
+def first_rate(lr: LearningRate) -> float:
+    """The rate that a schedule begins with."""
+    return float(lr) if isinstance(lr, (int, float)) else float(lr.rates(np.zeros(1, dtype=np.int64))[0])

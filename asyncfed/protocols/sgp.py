@@ -26,14 +26,15 @@ import torch
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.links import Network, require_strongly_connected
-from asyncfed.network.weights import Shares
+from asyncfed.network.timing import Timing
+from asyncfed.network.weights import Weights
 from asyncfed.problems.derivatives import Derivatives
-from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, Tensors
+from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, PhaseDefaults, Site, Tensors
 from asyncfed.protocols.schedules import LearningRate, check_rate, rates
 
 
 @dataclass(frozen=True)
-class SGP:
+class SGP(PhaseDefaults):
     """Stochastic gradient push.
 
     Parameters
@@ -58,7 +59,6 @@ class SGP:
 
     name = "sgp"
     kind = "push"
-    sends = True
 
     def __post_init__(self) -> None:
         if self.steps < 0:
@@ -78,10 +78,10 @@ class SGP:
     def phases(self) -> tuple[Phase, ...]:
         return (self,)
 
-    def check(self, network: Network, shares: Shares) -> None:
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
         require_strongly_connected(network)
 
-    def begin(self, derivatives: Derivatives, carried: Tensors) -> Opening:
+    def begin(self, site: Site, carried: Tensors) -> Opening:
         x = carried["inner"]
         return Opening({"z": x.clone(), "omega": torch.ones_like(x[:, :1])}, {"lam": carried["outer"]})
 

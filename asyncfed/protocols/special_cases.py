@@ -10,7 +10,8 @@ from typing import Literal
 
 from asyncfed.errors import TopologyError
 from asyncfed.network.links import Network, require_strongly_connected
-from asyncfed.network.weights import Shares
+from asyncfed.network.timing import Timing
+from asyncfed.network.weights import Weights
 from asyncfed.protocols.sgp import SGP
 
 
@@ -20,9 +21,9 @@ class DSGD(SGP):
 
     name = "dsgd"
 
-    def check(self, network: Network, shares: Shares) -> None:
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
         require_strongly_connected(network)
-        if not shares.doubly_stochastic:
+        if not weights.prepare(network).doubly_stochastic:
             raise TopologyError(
                 "DSGD needs doubly stochastic weights, and these are not on this topology; "
                 "use weights=Metropolis() or FastestMixing() on undirected links, or the protocol SGP"
@@ -36,10 +37,10 @@ class FedAvg(SGP):
     order: Literal["4a", "4b"] = "4a"
     name = "fedavg"
 
-    def check(self, network: Network, shares: Shares) -> None:
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
         n = network.n
         always = bool((network.probability == 1).all()) and network.lossless
-        if network.edges != n * (n - 1) or not always or not shares.doubly_stochastic:
+        if network.edges != n * (n - 1) or not always or not weights.prepare(network).doubly_stochastic:
             raise TopologyError(
                 f"FedAvg averages over all {n} clients in every step, "
                 f"so it needs every link, always up and without loss, and weights 1/{n}; "
@@ -55,5 +56,5 @@ class Local(SGP):
     kind = "none"
     sends = False
 
-    def check(self, network: Network, shares: Shares) -> None:
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
         return None

@@ -1,5 +1,6 @@
-"""Pictures of a result."""
+"""Pictures of a result, and curves for studies."""
 
+from asyncfed.report.curves import add_curves, draw_curves
 from asyncfed.report.pictures import pictures
 
-__all__ = ["pictures"]
+__all__ = ["add_curves", "draw_curves", "pictures"]

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d9742b", "#3a9a5b", "#8a8a8a"
+PALETTE = (BLUE, ORANGE, GREEN, "#8b5fb0", "#c23b45", "#3b9fae", "#a67c3d", "#5c5c5c")
 DPI = 120
 
 

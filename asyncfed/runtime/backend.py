@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from asyncfed.network.waves import Absorption, MatrixAbsorption, Snapshot, Wave
+from asyncfed.network.waves import Snapshot, Wave
 from asyncfed.protocols.phase import Phase, Tensors
 from asyncfed.runtime.block import Measurement
 
@@ -32,7 +32,7 @@ class Backend(Protocol):
     @property
     def placement(self) -> Placement: ...
 
-    def begin(self, phase: Phase) -> int:
+    def begin(self, phase: Phase, first_step: int) -> int:
         """Open a phase on every block; returns the bytes of one of its messages."""
 
     def run(self, wave: Wave) -> None:
@@ -41,9 +41,9 @@ class Backend(Protocol):
     def reports(self) -> dict[str, FloatArray]:
         """What the steps since the last call reported, in the order of the waves."""
 
-    def measure(self, snapshot: Snapshot) -> list[Measurement]: ...
+    def measure(self, snapshot: Snapshot, *, validation: bool) -> list[Measurement]: ...
 
-    def finish(self, absorption: Absorption | MatrixAbsorption) -> None: ...
+    def finish(self, snapshot: Snapshot) -> None: ...
 
     def final(self) -> Tensors:
         """What the last phase left behind, all clients stacked."""

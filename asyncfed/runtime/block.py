@@ -23,12 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncfed.data import ClientShards
 from asyncfed.errors import DivergenceError
 from asyncfed.network.serials import SerialTable
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.problems.problem import Init, Problem
-from asyncfed.protocols.phase import Emission, Phase, Tensors
+from asyncfed.protocols.phase import Emission, Estimate, Phase, Site, Tensors
 from asyncfed.rng import Streams
 from asyncfed.runtime.sampling import Batches
 
@@ -79,6 +80,8 @@ class Measurement:
     counts: IntArray
     centre: FloatArray  # mean model of the block
     spread: float  # Σ ‖x_i − centre‖²
+    validation: dict[str, FloatArray]  # sums over validation samples, where asked for
+    validation_counts: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +129,11 @@ class Block:
         dtype: torch.dtype,
         device: str = "cpu",
         tap: Tap | None = None,
+        n: int | None = None,
+        initial: Tensors | None = None,
     ) -> None:
         self.clients = clients
+        self._n = len(clients) if n is None else n  # in the run
         self._data = problem.data.to(dtype, device)
         self._derivatives = Derivatives.of(problem)
         self._streams = Streams(seed)
@@ -136,15 +142,19 @@ class Block:
             "inner": self._initial(problem.init_inner, self._derivatives.inner, "initial inner"),
             "outer": self._initial(problem.init_outer, self._derivatives.outer, "initial outer"),
         }
+        for key, given in (initial or {}).items():
+            self.carried[key] = given.to(self._device, self._dtype)
+        self._start_inner = self.carried["inner"]
 
     @property
     def k(self) -> int:
         return len(self.clients)
 
-    def begin(self, phase: Phase) -> int:
+    def begin(self, phase: Phase, first_step: int = 0) -> int:
         """Open a phase; returns the bytes of one message of it."""
-        opening = phase.begin(self._derivatives, self.carried)
-        self._phase = phase
+        site = Site(self._derivatives, self._data, self.clients, self._n, self._start_inner)
+        opening = phase.begin(site, self.carried)
+        self._phase, self._first_step = phase, first_step
         self._residue: dict[str, torch.Tensor | None] = dict(opening.absorbed)
         self._memory = opening.memory
         self._pool = _Pool()
@@ -172,23 +182,40 @@ class Block:
         """What all clients would absorb; changes nothing."""
         return self._absorb(incoming, remote, consume=False)
 
-    def measure(self, incoming: Incoming, remote: Sequence[Tensors] = ()) -> Measurement:
-        """Judge everybody's present estimate on the test samples (where there are none, on the next best)."""
+    def measure(
+        self, incoming: Incoming, remote: Sequence[Tensors] = (), *, validation: bool = False
+    ) -> Measurement:
+        """Judge everybody's present estimate on the test samples (where there are none, on the next best),
+        and on the validation samples too where that is asked for.
+        """
         estimate = self._phase.estimate(self.peek(incoming, remote), self._memory)
         shards = next((s for s in (self._data.test, self._data.validation) if s.total), self._data.train)
-        found = self._derivatives.evaluate(estimate.inner, estimate.outer, shards)
         centre, spread = _centre_and_spread(estimate.inner, self._chunk)
         return Measurement(
             self.clients,
-            {name: sums.double().cpu().numpy() for name, (sums, _) in found.items()},
+            self._judged(estimate, shards),
             shards.sizes,
             centre.cpu().numpy(),
             spread,
+            self._judged(estimate, self._data.validation) if validation else {},
+            self._data.validation.sizes,
         )
 
-    def finish(self, incoming: Incoming, remote: Sequence[Tensors] = ()) -> Tensors:
-        """Close the phase: absorb what has arrived, and carry it to the next phase."""
-        self.carried = self._phase.finish(self.peek(incoming, remote), self._memory)
+    def _judged(self, estimate: Estimate, shards: ClientShards) -> dict[str, FloatArray]:
+        found = self._derivatives.evaluate(estimate.inner, estimate.outer, shards)
+        return {name: sums.double().cpu().numpy() for name, (sums, _) in found.items()}
+
+    def finish(self, incoming: Incoming, steps: IntArray, remote: Sequence[Tensors] = ()) -> Tensors:
+        """Close the phase: absorb what has arrived, compute once more where the phase wants it, and carry
+        the outcome to the next phase. `steps` says how many steps each client has begun.
+        """
+        absorbed = self.peek(incoming, remote)
+        if self._phase.closing:
+            everyone = np.arange(self.k)
+            for places, rows in self._batches.chunks(everyone, self._chunk):
+                emission = self._step(absorbed, places, rows, steps, {})
+                self._note(emission, places, rows, {}, self.k)
+        self.carried = self.carried | self._phase.finish(absorbed, self._memory)
         return self.carried
 
     # --- absorbing ---------------------------------------------------------------------------------
@@ -328,11 +355,12 @@ class Block:
         together = int(rows[-1] - rows[0]) == len(rows) - 1
         at = slice(int(rows[0]), int(rows[-1]) + 1) if together else self._index(rows)
         memory = {key: value[at] for key, value in self._memory.items()}
-        batch = self._batches.draw(rows, steps)
-        emission = self._phase.step(self._derivatives, y, memory, batch, steps, space)
+        within = steps - self._first_step
+        batch = self._batches.draw(rows, self._first_step + self._phase.samples_of(within))
+        seen = {key: value.clone() for key, value in y.items()} if self._tap is not None else {}
+        emission = self._phase.step(self._derivatives, y, memory, batch, within, space)
         self._check_finite(emission, y, rows, steps)
         if self._tap is not None:
-            seen = {key: value.clone() for key, value in y.items()}
             self._tap(Observation(self.clients[rows], steps, seen, emission))
         return emission
 
@@ -363,10 +391,19 @@ class Block:
         count: int,
     ) -> None:
         for key, value in emission.memory.items():
-            self._memory[key][self._index(rows)] = value
+            self._remember(key, rows, value)
         here = places if isinstance(places, slice) else places.cpu().numpy()
         for key, value in emission.report.items():
             reports.setdefault(key, np.empty(count))[here] = value.detach().cpu().numpy()
+
+    def _remember(self, key: str, rows: IntArray, value: torch.Tensor) -> None:
+        memory = self._memory[key]
+        if int(rows[-1] - rows[0]) != len(rows) - 1:
+            memory[self._index(rows)] = value
+            return
+        mine = memory[int(rows[0]) : int(rows[-1]) + 1]
+        if mine.data_ptr() != value.data_ptr():  # else the step wrote to it where it stands
+            mine.copy_(value)
 
     # --- the pool ----------------------------------------------------------------------------------
 

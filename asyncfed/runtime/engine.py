@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.network.expectations import Expectations, Tally
 from asyncfed.network.links import Network
 from asyncfed.network.timing import Timing
 from asyncfed.network.waves import Conversation, Recorder, Snapshot, Wave
@@ -41,8 +43,11 @@ class Evaluation:
     clients: npt.NDArray[np.int64]
     sums: dict[str, FloatArray]
     counts: npt.NDArray[np.int64]
+    validation: dict[str, FloatArray]  # sums over validation samples, where the protocol selects by them
+    validation_counts: npt.NDArray[np.int64]
     consensus: float
     final: bool
+    outer_step: int | None  # how often the outer variable was stepped, where the protocol does that
     waiting: int  # arrived, not yet absorbed, so not yet in the trace
     on_the_way: int
     message_bytes: int
@@ -58,57 +63,75 @@ def execute(
     recorder: Recorder,
     evaluate_every: float | None,
 ) -> Iterator[Tick | Evaluation]:
-    """Run all phases; the last thing yielded is the final evaluation."""
+    """Run all phases; what is judged last is the final evaluation."""
     phases = protocol.phases()
     planned, done = network.n * sum(phase.steps for phase in phases), 0
     first_step, now = 0, 0.0
+    learned: Expectations | None = None
+    last_judged = max((k for k, phase in enumerate(phases) if phase.judged), default=len(phases) - 1)
+    bilevel = any(phase.ends_outer_step for phase in phases)
+    outer_step = 0 if bilevel else None
     for number, phase in enumerate(phases):
         heard = network if phase.sends else network.silent()
-        shares = (weights if phase.sends else Uniform()).prepare(heard)
-        talk = Conversation(phase.name, phase.kind, phase.steps, backend.begin(phase), first_step, now)
+        shares = phase.shares(weights if phase.sends else Uniform(), heard, timing, learned)
+        message_bytes = backend.begin(phase, first_step)
+        talk = Conversation(phase.name, phase.kind, phase.steps, message_bytes, first_step, now)
         every = (
             evaluate_every if evaluate_every is not None else timing.snapshot_interval(max(1, phase.steps))
         )
-        for item in timing.timeline(heard, shares, streams, talk, recorder, every):
+        wanted = phase.sends and number + 1 < len(phases) and phases[number + 1].estimates
+        tally = Tally(heard) if wanted else None
+        reports: list[dict[str, FloatArray]] = []
+        for item in timing.timeline(heard, shares, streams, talk, recorder, every, tally):
             if isinstance(item, Wave):
                 backend.run(item)
                 done += len(item.steps)
                 yield Tick(phase.name, done, planned, item.time)
                 continue
-            last = item.final and number == len(phases) - 1
-            if not item.final or last:
-                yield _evaluation(talk, item, backend, final=last)
+            last = item.final and number == last_judged
+            between = not item.final and (evaluate_every is not None or not bilevel)
+            if last or (phase.judged and (between or (item.final and bilevel))):
+                yield _evaluation(talk, item, backend, outer_step, final=last)
+            if not phase.judged:
+                reports.append(backend.reports())
+                phase.watch(reports, network.n)
             if item.final:
-                backend.finish(item.absorption)
-                first_step, now = first_step + phase.steps, item.time
+                backend.finish(item)
+                first_step, now = first_step + phase.steps + phase.closing, item.time
+        if tally is not None:
+            learned = tally.expectations()
+        if phase.ends_outer_step and outer_step is not None:
+            outer_step += 1
 
 
-def _evaluation(talk: Conversation, snapshot: Snapshot, backend: Backend, *, final: bool) -> Evaluation:
-    parts = backend.measure(snapshot)
-    clients, sums, counts = _in_order(parts)
+def _evaluation(
+    talk: Conversation, snapshot: Snapshot, backend: Backend, outer_step: int | None, *, final: bool
+) -> Evaluation:
+    parts = backend.measure(snapshot, validation=outer_step is not None)
+    order = np.argsort(np.concatenate([part.clients for part in parts]))
+
+    def gathered(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate(pieces)[order]
+
     return Evaluation(
         phase=talk.phase,
         time=snapshot.time,
         steps=snapshot.steps,
         reports=backend.reports(),
-        clients=clients,
-        sums=sums,
-        counts=counts,
+        clients=gathered([part.clients for part in parts]),
+        sums={name: gathered([part.sums[name] for part in parts]) for name in parts[0].sums},
+        counts=gathered([part.counts for part in parts]),
+        validation={
+            name: gathered([part.validation[name] for part in parts]) for name in parts[0].validation
+        },
+        validation_counts=gathered([part.validation_counts for part in parts]),
         consensus=_consensus(parts),
         final=final,
+        outer_step=outer_step,
         waiting=snapshot.waiting,
         on_the_way=snapshot.on_the_way,
         message_bytes=talk.message_bytes,
     )
-
-
-def _in_order(
-    parts: list[Measurement],
-) -> tuple[npt.NDArray[np.int64], dict[str, FloatArray], npt.NDArray[np.int64]]:
-    clients = np.concatenate([part.clients for part in parts])
-    order = np.argsort(clients)
-    sums = {name: np.concatenate([part.sums[name] for part in parts])[order] for name in parts[0].sums}
-    return clients[order], sums, np.concatenate([part.counts for part in parts])[order]
 
 
 def _consensus(parts: list[Measurement]) -> float:

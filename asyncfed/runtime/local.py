@@ -33,22 +33,31 @@ class LocalBackend:
     """Everybody at home."""
 
     def __init__(
-        self, problem: Problem, *, seed: int, dtype: torch.dtype, device: str = "auto", tap: Tap | None = None
+        self,
+        problem: Problem,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        device: str = "auto",
+        tap: Tap | None = None,
+        initial: Tensors | None = None,
     ) -> None:
         chosen = choose_device(device, torch.cuda.is_available())
         everyone = np.arange(problem.clients, dtype=np.int64)
-        self._block = Block(problem, everyone, seed=seed, dtype=dtype, device=chosen, tap=tap)
+        self._block = Block(
+            problem, everyone, seed=seed, dtype=dtype, device=chosen, tap=tap, initial=initial
+        )
         self._problem = problem
         self._threads = torch.get_num_threads()
         self._reports: dict[str, list[npt.NDArray[np.float64]]] = {}
         self.placement = Placement("local", 0, problem.clients, chosen)
 
-    def begin(self, phase: Phase) -> int:
+    def begin(self, phase: Phase, first_step: int) -> int:
         largest = int(self._problem.data.train.sizes.max())
         batch = largest if phase.batch is None else phase.batch
         parameters = self._block.carried["inner"].shape[1]
         torch.set_num_threads(worthwhile_threads(self._problem.clients, batch, parameters, self._threads))
-        return self._block.begin(phase)
+        return self._block.begin(phase, first_step)
 
     def run(self, wave: Wave) -> None:
         _, report = self._block.run(
@@ -62,11 +71,11 @@ class LocalBackend:
         self._reports = {}
         return collected
 
-    def measure(self, snapshot: Snapshot) -> list[Measurement]:
-        return [self._block.measure(_incoming(snapshot.absorption))]
+    def measure(self, snapshot: Snapshot, *, validation: bool) -> list[Measurement]:
+        return [self._block.measure(_incoming(snapshot.absorption), validation=validation)]
 
-    def finish(self, absorption: Absorption | MatrixAbsorption) -> None:
-        self._block.finish(_incoming(absorption))
+    def finish(self, snapshot: Snapshot) -> None:
+        self._block.finish(_incoming(snapshot.absorption), snapshot.steps)
 
     def final(self) -> Tensors:
         return self._block.carried

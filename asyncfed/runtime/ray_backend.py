@@ -44,28 +44,37 @@ class _Client:
     """What an actor holds: a block, on its device."""
 
     def __init__(
-        self, problem: Problem, clients: IntArray, seed: int, dtype: torch.dtype, device: str, threads: int
+        self,
+        problem: Problem,
+        clients: IntArray,
+        n: int,
+        initial: Arrays,
+        seed: int,
+        dtype: torch.dtype,
+        device: str,
+        threads: int,
     ) -> None:
         torch.set_num_threads(threads)
         # Payloads from other actors are read where they lie in the object store, which is read-only; nobody
         # writes to them.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
-        self._block = Block(problem, clients, seed=seed, dtype=dtype, device=device)
+        given = {key: torch.tensor(value) for key, value in initial.items()}
+        self._block = Block(problem, clients, seed=seed, dtype=dtype, device=device, n=n, initial=given)
 
-    def begin(self, phase: Phase) -> int:
-        return self._block.begin(phase)
+    def begin(self, phase: Phase, first_step: int) -> int:
+        return self._block.begin(phase, first_step)
 
     @ray.method(num_returns=2)
     def run(self, wave: BlockWave, *remote: Arrays) -> tuple[Arrays, dict[str, npt.NDArray[np.float64]]]:
         payload, report = self._block.run(wave, _tensors(remote))
         return {key: value.cpu().numpy() for key, value in payload.items()}, report
 
-    def measure(self, incoming: Incoming, *remote: Arrays) -> Measurement:
-        return self._block.measure(incoming, _tensors(remote))
+    def measure(self, validation: bool, incoming: Incoming, *remote: Arrays) -> Measurement:
+        return self._block.measure(incoming, _tensors(remote), validation=validation)
 
-    def finish(self, incoming: Incoming, *remote: Arrays) -> None:
-        self._block.finish(incoming, _tensors(remote))
+    def finish(self, steps: IntArray, incoming: Incoming, *remote: Arrays) -> None:
+        self._block.finish(incoming, steps, _tensors(remote))
 
     def final(self) -> Arrays:
         return {key: value.cpu().numpy() for key, value in self._block.carried.items()}
@@ -83,6 +92,7 @@ class RayBackend:
         device: str,
         clients_per_actor: int | Literal["auto"],
         address: str | None,
+        initial: Tensors | None = None,
     ) -> None:
         _connect(address)
         resources = ray.cluster_resources()
@@ -117,17 +127,22 @@ class RayBackend:
             for start, stop in packing.ranges:
                 clients = np.arange(start, stop, dtype=np.int64)
                 mine = replace(problem, data=problem.data.select(clients))
-                self._actors.append(actor_class.remote(mine, clients, seed, dtype, actor_device, threads))
+                given = {key: value[start:stop].cpu().numpy() for key, value in (initial or {}).items()}
+                self._actors.append(
+                    actor_class.remote(
+                        mine, clients, problem.clients, given, seed, dtype, actor_device, threads
+                    )
+                )
         except BaseException:
             self.close()
             raise
 
-    def begin(self, phase: Phase) -> int:
+    def begin(self, phase: Phase, first_step: int) -> int:
         self._drain()
         self._payloads = SerialTable("object", "row", "owner")
         self._objects, self._living = {}, {}
         self._to_release = [[] for _ in self._actors]
-        return int(self._all(lambda actor, _: actor.begin.remote(phase))[0])
+        return int(self._all(lambda actor, _: actor.begin.remote(phase, first_step))[0])
 
     def run(self, wave: Wave) -> None:
         absorption = wave.absorption
@@ -162,15 +177,21 @@ class RayBackend:
         self._reports = []
         return {name: np.concatenate(pieces) for name, pieces in collected.items()}
 
-    def measure(self, snapshot: Snapshot) -> list[Measurement]:
+    def measure(self, snapshot: Snapshot, *, validation: bool) -> list[Measurement]:
         self._drain()
         return self._all(
-            lambda actor, place: actor.measure.remote(*self._everything(snapshot.absorption, place))
+            lambda actor, place: actor.measure.remote(
+                validation, *self._everything(snapshot.absorption, place)
+            )
         )
 
-    def finish(self, absorption: Absorption | MatrixAbsorption) -> None:
+    def finish(self, snapshot: Snapshot) -> None:
         self._drain()
-        self._all(lambda actor, place: actor.finish.remote(*self._everything(absorption, place)))
+        self._all(
+            lambda actor, place: actor.finish.remote(
+                snapshot.steps[slice(*self._ranges[place])], *self._everything(snapshot.absorption, place)
+            )
+        )
 
     def final(self) -> Tensors:
         parts: list[Arrays] = self._all(lambda actor, _: actor.final.remote())

@@ -26,6 +26,59 @@ def scenario(clients: int = 4, steps: int = 10, lr: float = 0.1, name: str = "mi
 '''
 
 
+OWN_STUDY = '''"""My own study."""
+import pandas as pd
+
+from asyncfed import Scenario, Study, Summary, SummaryTable
+from asyncfed.problems import quadratic
+from asyncfed.protocols import SGP, Local
+from asyncfed.report import draw_curves
+from topologies import edgeless, stochastic_directed
+
+
+def study(clients: int = 3, steps: int = 10, lr: float = 0.1, wild: float = 0.2, seed: int = 0):
+    def scenario(topology, protocol):
+        return Scenario(
+            problem=quadratic(clients=clients, dimension=2), topology=topology, protocol=protocol, seed=seed
+        )
+
+    links = stochastic_directed(clients, seed=1)
+    return Study(
+        name="compared",
+        parts={
+            "Local": lambda: scenario(edgeless(clients), Local(steps=steps, lr=lr)),
+            "StoD/SGP": lambda: scenario(links, SGP(steps=steps, lr=lr)),
+            "StoD/SGP-wild": lambda: scenario(links, SGP(steps=steps, lr=wild)),
+        },
+        summarise=summarise,
+        note="Who agrees?",
+    )
+
+
+def summarise(results):
+    ends = {name: result.metrics.iloc[-1] for name, result in results.items()}
+    frame = pd.DataFrame({"consensus": {name: end["consensus"] for name, end in ends.items()}})
+    curves = {name: (r.metrics["step"], r.metrics["consensus"]) for name, r in results.items()}
+    return Summary(
+        tables=[SummaryTable("Agreement", frame, ["Smaller is better."])],
+        findings=[
+            ("talking helps", frame["consensus"].idxmax() == "Local"),
+            ("silence helps", False),
+            (f"{len(frame)} were compared", None),
+        ],
+        pictures={"consensus": lambda path: draw_curves(path, curves, xlabel="step", ylabel="consensus")},
+    )
+'''
+
+
+@pytest.fixture
+def own_study(tmp_path: Path) -> Path:
+    """A user's study file."""
+    path = tmp_path / "own_study.py"
+    path.write_text(OWN_STUDY)
+    return path
+
+
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A user's scenario file."""

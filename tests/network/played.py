@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from asyncfed.network.distributions import Table
+from asyncfed.network.expectations import Tally
 from asyncfed.network.links import Network
 from asyncfed.network.timing import Lockstep, Timing, VirtualTime
 from asyncfed.network.waves import Absorption, Conversation, Snapshot, Status, Wave
@@ -82,6 +83,7 @@ class Setting:
     first_step: int = 0
     started_at: float = 0.0
     snapshot_every: float = 1.0
+    tallied: bool = True
 
     def __repr__(self) -> str:
         values = {k: v for k, v in vars(self).items() if k != "graph"}
@@ -96,6 +98,7 @@ class Played:
     step_rows: list[StepRow]
     items: list[Wave | Snapshot]
     rows_before: list[int]  # rows recorded when each item came
+    tally: Tally
 
     @property
     def waves(self) -> list[Wave]:
@@ -138,7 +141,7 @@ def play(setting: Setting, **changes: Any) -> Played:
     setting = replace(setting, **changes)
     timing = setting.timing
     network = timing.network(setting.graph)
-    recording = Recording()
+    recording, tally = Recording(), Tally(network)
     talk = Conversation(
         "inner", "push", setting.steps, setting.message_bytes, setting.first_step, setting.started_at
     )
@@ -149,12 +152,13 @@ def play(setting: Setting, **changes: Any) -> Played:
         talk,
         recording,
         setting.snapshot_every,
+        tally=tally if setting.tallied else None,
     )
     items, rows_before = [], []
     for item in timeline:
         items.append(item)
         rows_before.append(len(recording.rows))
-    return Played(setting, network, recording.rows, recording.step_rows, items, rows_before)
+    return Played(setting, network, recording.rows, recording.step_rows, items, rows_before, tally)
 
 
 def given_weights(graph: nx.Graph, seed: int) -> Given:

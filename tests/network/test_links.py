@@ -73,6 +73,28 @@ def test_an_undirected_edge_is_two_links_with_one_draw() -> None:
 
 
 @pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph])
+@pytest.mark.parametrize("n", [1, 2, 7, 30])
+@pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
+def test_the_reverse_of_an_edge_is_the_link_back(kind: Any, n: int, density: float) -> None:
+    graph = nx.gnp_random_graph(n, density, seed=n, directed=kind is nx.DiGraph)
+    network = compile_network(stochastic(graph, seed=1))
+    position = {edge: e for e, edge in enumerate(edges_of(network))}
+    assert network.reverse.tolist() == [position.get((j, i), -1) for i, j in edges_of(network)]
+
+
+def test_links_are_undirected_if_both_directions_always_come_and_go_together() -> None:
+    def undirected(graph: nx.Graph, probability: float) -> bool:
+        nx.set_edge_attributes(graph, probability, "probability")
+        return compile_network(graph).undirected
+
+    assert undirected(nx.path_graph(3), 0.5)
+    assert undirected(nx.path_graph(3).to_directed(), 1.0)
+    assert not undirected(nx.path_graph(3).to_directed(), 0.5)
+    assert not undirected(nx.path_graph(3, create_using=nx.DiGraph), 1.0)
+    assert compile_network(nx.empty_graph(3)).silent().undirected
+
+
+@pytest.mark.parametrize("kind", [nx.Graph, nx.DiGraph])
 def test_every_link_is_up_as_often_as_declared(kind: Any) -> None:
     network = compile_network(stochastic(nx.complete_graph(8, create_using=kind), seed=1))
     p = network.probability

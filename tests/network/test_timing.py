@@ -48,6 +48,22 @@ def test_about_twenty_looks_by_default() -> None:
 
 
 @pytest.mark.parametrize(
+    ("timing", "pace"),
+    [
+        (Lockstep(), [1.0, 1.0, 1.0]),
+        (VirtualTime(), [1.0, 1.0, 1.0]),
+        (VirtualTime("exponential(2)", factors={1: 4.0}), [0.5, 0.125, 0.5]),
+        (VirtualTime("uniform(1, 3)", factors=[1, 0.5, 2]), [0.5, 1.0, 0.25]),
+        (VirtualTime(Table(((1.0, 3.0), (5.0,), (1.0, 1.0))), factors={2: 10.0}), [0.5, 0.2, 0.1]),
+    ],
+)
+def test_pace_is_the_mean_number_of_steps_per_unit_of_time(
+    timing: Lockstep | VirtualTime, pace: list[float]
+) -> None:
+    assert timing.pace(3).tolist() == pace
+
+
+@pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"compute": 0}, "a compute time of constant(0.0) must be above 0"),

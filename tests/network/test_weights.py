@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from typing import Any
@@ -101,6 +102,75 @@ def test_uniform_is_one_over_the_realised_out_links_and_self() -> None:
             expected = np.zeros(5)
             expected[[i, *out]] = 1 / (1 + len(out))
             assert W[i].tolist() == expected.tolist()
+
+
+def enumerated(network: Network, shares: Shares) -> tuple[np.ndarray, np.ndarray]:
+    """The mean shares over all patterns of links, sender by sender, each pattern with its probability."""
+    sent, kept = np.zeros(network.edges), np.zeros(network.n)
+    for sender in range(network.n):
+        links = slice(network.first[sender], network.first[sender + 1])
+        p = network.probability[links]
+        for pattern in itertools.product([False, True], repeat=len(p)):
+            up = np.array(pattern, dtype=bool)
+            weights, keeps = shares.of_sender(sender, up)
+            chance = np.where(up, p, 1 - p).prod()
+            sent[links] += chance * weights
+            kept[sender] += chance * keeps
+    return sent, kept
+
+
+@pytest.mark.parametrize("directed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"loss": 0.3}], ids=["lossless", "lossy"])
+@pytest.mark.parametrize("seed", range(6))
+def test_expected_shares_are_those_over_all_link_patterns(
+    directed: bool, options: dict[str, Any], seed: int
+) -> None:
+    pick = np.random.default_rng(seed)
+    graph = nx.gnp_random_graph(9, [0.3, 0.6, 1.0][seed % 3], seed=seed, directed=directed)
+    for *_, marks in graph.edges(data=True):
+        marks["probability"] = float(pick.choice([1.0, 1e-9, 0.5, pick.uniform(0, 1)]))
+    network = compile_network(graph, **options)
+    for rule in rules(network, seed):
+        shares = rule.prepare(network)
+        sent, kept = shares.expected()
+        right_sent, right_kept = enumerated(network, shares)
+        assert sent == pytest.approx(right_sent, rel=1e-12, abs=1e-15)
+        assert kept == pytest.approx(right_kept, rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 26, 27, 28, 29, 99, 100, 999, 30_000])
+@pytest.mark.parametrize("p", [1.0, 0.999, 0.6, 1e-3, 1e-12])
+def test_expected_uniform_shares_of_many_equal_links_have_a_closed_form(degree: int, p: float) -> None:
+    """S + 1 ~ 1 + Binomial(k, p): E[1/(S + 1)] = (1 - (1-p)^(k+1))/((k+1) p), the rest is for all alike."""
+    network = network_of(nx.DiGraph([(0, j + 1) for j in range(degree)]), p)
+    sent, kept = Uniform().prepare(network).expected()
+    some = 1.0 if p == 1 else -np.expm1((degree + 1) * np.log1p(-p))
+    keeps = some / ((degree + 1) * p)
+    assert kept[0] == pytest.approx(keeps, rel=1e-12)
+    assert kept[1:] == pytest.approx(np.ones(degree), abs=1e-13), "who has no links keeps everything"
+    # 1 - keeps is no better than the last digit of keeps.
+    assert sent == pytest.approx(np.full(degree, (1 - keeps) / degree), rel=1e-12, abs=1e-15 / degree)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_expected_shares_are_shares(data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 10_000))
+    graph = nx.gnp_random_graph(
+        data.draw(st.integers(1, 40)), 0.5, seed=seed, directed=data.draw(st.booleans())
+    )
+    pick = np.random.default_rng(seed)
+    for *_, marks in graph.edges(data=True):
+        marks["probability"] = 1.0 - float(pick.random())
+    network = compile_network(graph)
+    for rule in rules(network, seed):
+        sent, kept = rule.prepare(network).expected()
+        assert kept + np.bincount(network.senders, sent, minlength=network.n) == pytest.approx(
+            np.ones(network.n), abs=1e-12
+        )
+        assert (sent > 0).all()
+        assert (kept > 0).all()
+        assert (sent <= network.probability).all()
 
 
 def test_metropolis_on_a_path_of_three_by_hand() -> None:

@@ -1,0 +1,215 @@
+"""A hypergradient once, for those who only want the estimator.
+
+estimate = asyncfed.hypergradient(problem, topology, method=VRHGP(rounds=200), inner=SGP(steps=500, lr=0.1))
+estimate.values     # every client's, (n, d_outer)
+estimate.error      # distance from the dense truth, where that is affordable
+estimate.rounds, estimate.bytes     # of communication, from the trace
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.network.timing import Lockstep, Timing
+from asyncfed.network.weights import Uniform, Weights
+from asyncfed.problems import Derivatives, Params, Problem
+from asyncfed.protocols import HGP, SGP, VRHGP, EstimateHypergradient, ExactBackprop, ITDBackward, ITDForward
+from asyncfed.protocols.pdbo import Estimator
+from asyncfed.protocols.schedules import first_rate
+from asyncfed.result import Result
+from asyncfed.runner import run
+from asyncfed.runtime.block import Observation
+from asyncfed.scenario import Scenario
+from asyncfed.truth import (
+    InnerMap,
+    Point,
+    affordable,
+    dense_hypergradient,
+    expected_matrix,
+    stationary_omega,
+    stationary_point,
+)
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import pandas as pd
+
+_PUSH = "push"  # messages of the inner steps
+
+
+@dataclass(frozen=True, eq=False)
+class HypergradientEstimate:
+    """What came out, and what it cost."""
+
+    values: Tensor  # (n, d_outer): of (1/n) Σ F in every client's own outer variable
+    point: Point  # where it was estimated
+    truth: Tensor | None  # the dense hypergradient at the same point, where it is affordable
+    history: Tensor | None  # (rounds, n, d_outer): the estimate after every round, where it was recorded
+    result: Result
+    _problem: Problem
+
+    @property
+    def error(self) -> float | None:
+        """‖values − truth‖ over all clients."""
+        return None if self.truth is None else float((self.values.double() - self.truth).norm())
+
+    @property
+    def relative_error(self) -> float | None:
+        if self.truth is None or self.error is None:
+            return None
+        return self.error / max(float(self.truth.norm()), 1e-300)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of communication that the estimate took, beside those of the inner steps."""
+        return int(self._cost["steps"].sum())
+
+    @property
+    def bytes(self) -> int:
+        return int(self._cost["bytes"].sum())
+
+    @property
+    def messages(self) -> int:
+        return int(self._cost["sent"].sum())
+
+    @cached_property
+    def _cost(self) -> pd.DataFrame:
+        phases = self.result.trace.phases()
+        return phases[phases["kind"] != _PUSH]
+
+    def of(self, client: int) -> Params:
+        """One client's, in the names and shapes of the outer variable."""
+        return Derivatives.of(self._problem).outer.views_one(self.values[client])
+
+    def __repr__(self) -> str:
+        known = "" if self.error is None else f", error {self.error:.3g} of {float(self.truth.norm()):.3g}"  # type: ignore[union-attr]
+        return f"<HypergradientEstimate of {len(self.values)} clients{known}, {self.rounds} rounds>"
+
+
+def hypergradient(
+    problem: Problem,
+    topology: nx.Graph,
+    method: Estimator | str = "vr-hgp",
+    *,
+    inner: SGP,
+    rounds: int = 100,
+    at: Literal["solve", "stationary"] | Mapping[str, Tensor] = "solve",
+    weights: Weights | None = None,
+    timing: Timing | None = None,
+    seed: int = 0,
+    precision: Literal["float32", "float64"] = "float64",
+    truth: bool | Literal["auto"] = "auto",
+    record: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> HypergradientEstimate:
+    """Estimate every client's hypergradient once.
+
+    Parameters
+    ----------
+    method
+        `HGP(…)`, `VRHGP(…)`, `ExactBackprop(…)`, `ITDForward(…)`, `ITDBackward()`, or one of their names
+        ("hgp", "vr-hgp", "exact", "itd-forward", "itd-backward") with `rounds`.
+    inner
+        The inner steps, which decide order, learning rate, minibatches and weight decay.
+    at
+        Where: "solve" runs the inner steps first. "stationary" solves the expected iteration densely (small
+        problems). A mapping gives the variables: "inner" (n, d), "outer" (n, d_outer), and "omega" (n, 1),
+        which without saying is the stationary one. At given variables nobody has seen the network yet, so
+        p̄ and δ̄ are exact.
+    truth
+        Whether to compute B̄ (I − Ā)⁻¹ c^y + c^λ at the same point; "auto" does where n·d is small enough and
+        the network loses nothing.
+    record
+        Keep the estimate after every round (`history`; local backend).
+    options
+        Of `asyncfed.run`: backend, clients_per_actor, device, address, progress.
+    """
+    method = _named(method, rounds) if isinstance(method, str) else method
+    timing, weights = timing or Lockstep(), weights or Uniform()
+    network = timing.network(topology)
+    shares = weights.prepare(network if inner.sends else network.silent())
+    p_bar = expected_matrix(network if inner.sends else network.silent(), *shares.expected())
+    step = InnerMap(first_rate(inner.lr), inner.order, inner.weight_decay)
+    initial: dict[str, Tensor] = {}
+    solve = isinstance(at, str) and at == "solve"
+    if isinstance(at, str) and at not in ("solve", "stationary"):
+        raise UnknownNameError("place to estimate at", at, ("solve", "stationary"))
+    if not solve:
+        if isinstance(method, (HGP, VRHGP)):
+            method = replace(method, expectations="exact")
+        if isinstance(at, Mapping):
+            initial = dict(at)
+            initial.setdefault("omega", stationary_omega(p_bar))
+        else:
+            point = stationary_point(problem, p_bar, step)
+            initial = {"inner": point.x, "outer": point.lam, "omega": point.omega}
+    scenario = Scenario(
+        problem=problem,
+        topology=topology,
+        protocol=EstimateHypergradient(inner, method, solve),
+        timing=timing,
+        weights=weights,
+        seed=seed,
+        precision=precision,
+        name="hypergradient",
+    )
+    tap = _History(problem.clients) if record else None
+    result = run(scenario, out=out, tap=tap, initial=initial, **options)
+    final = result.final
+    x = final["inner"]
+    there = Point(x, final.get("omega", torch.ones_like(x[:, :1])), final["outer"])
+    wanted = truth is True or (truth == "auto" and affordable(problem) and network.lossless)
+    return HypergradientEstimate(
+        final["hypergradient"],
+        there,
+        dense_hypergradient(problem, p_bar, _as_used(step, method), there) if wanted else None,
+        None if tap is None else tap.stacked(final["hypergradient"]),
+        result,
+        problem,
+    )
+
+
+def _named(name: str, rounds: int) -> Estimator:
+    makers: dict[str, Callable[[], Estimator]] = {
+        "hgp": lambda: HGP(rounds),
+        "vr-hgp": lambda: VRHGP(rounds),
+        "exact": lambda: ExactBackprop(rounds),
+        "itd-forward": lambda: ITDForward(gather=rounds),
+        "itd-backward": ITDBackward,
+    }
+    if name not in makers:
+        raise UnknownNameError("hypergradient method", name, makers)
+    return makers[name]()
+
+
+def _as_used(step: InnerMap, method: Estimator) -> InnerMap:
+    """With the method's own learning rate, where it has one."""
+    own = getattr(method, "lr", None)
+    return step if own is None else replace(step, lr=own)
+
+
+class _History:
+    """A tap that keeps the running estimate v of every client after each of its rounds."""
+
+    def __init__(self, clients: int) -> None:
+        self._seen: list[list[Tensor]] = [[] for _ in range(clients)]
+
+    def __call__(self, seen: Observation) -> None:
+        if "v" in seen.emission.memory:
+            for row, client in enumerate(seen.clients.tolist()):
+                self._seen[client].append(seen.emission.memory["v"][row].clone())
+
+    def stacked(self, values: Tensor) -> Tensor:
+        if not self._seen[0]:
+            raise ScenarioError("this method has no running estimate to record; use record=False")
+        moved = torch.stack([torch.stack(own) for own in self._seen], dim=1)
+        return moved + (values - moved[-1])  # VR-HGP adds c^λ at the end

@@ -1,0 +1,199 @@
+"""What a client may expect of its links, and the weights that follow from it when hyper-gradients travel.
+
+Going forward the sender i chooses the share p_ij of each receiver j. A hyper-gradient travels the other way:
+i needs what j holds, weighed by p_ij, but hears from j only while the link j→i is up. Hyper-gradient push
+(HGP; Terashita & Hara 2022, Eq. 12) weighs a message of j by p̄_ij/δ̄_{j→i}, which is right on average. Here
+
+    p̄_ij      the mean share that i sends to j, known to i from its own sends            `sent[i→j]`
+    p̄_ii      the mean share that i keeps                                                `kept[i]`
+    δ̄_{j→i}   the mean number of messages of j that i absorbs per own step, known to i   `received[j→i]`
+
+In lockstep δ̄ is the probability that the link is up and the message arrives; where paces differ it may exceed
+one. All three are exact for a declared network, or counted by each client while it talks (`Tally`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.errors import ScenarioError, TopologyError
+from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
+from asyncfed.network.weights import Shares
+
+
+@dataclass(frozen=True, eq=False)
+class Expectations:
+    """Of all clients; each entry is the knowledge of one of them."""
+
+    sent: FloatArray  # of each edge i→j the mean weight, which i knows
+    kept: FloatArray  # of each client, by itself
+    received: FloatArray  # of each edge j→i the mean number of messages per step of i, which i knows
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What one client has observed; whom it never sent to or heard from is missing."""
+
+    sent: dict[int, float]  # receiver → mean weight
+    kept: float
+    received: dict[int, float]  # sender → mean number of messages per own step
+
+
+def exact_expectations(network: Network, shares: Shares, pace: FloatArray) -> Expectations:
+    """Of a declared network, with the steps that each client makes per unit of time (`timing.pace(n)`).
+
+    They hold while all clients are there and no link has a queue that grows.
+    """
+    sent, kept = shares.expected()
+    heard = network.probability * (1.0 - network.loss)
+    return Expectations(sent, kept, heard * pace[network.senders] / pace[network.receivers])
+
+
+class Tally:
+    """Counts, for every client, what it can see itself: its own sends and steps, and what reaches it."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._weight, self._kept = np.zeros(network.edges), np.zeros(network.n)
+        self._absorbed = np.zeros(network.edges, dtype=np.int64)
+        self._sends, self._steps = (np.zeros(network.n, dtype=np.int64) for _ in range(2))
+
+    def round(self, weights: FloatArray, kept: FloatArray, arrives: BoolArray) -> None:
+        """A step of everybody: all send, and absorb what arrives."""
+        self._weight += weights
+        self._kept += kept
+        self._absorbed += arrives
+        self._sends += 1
+        self._steps += 1
+
+    def sent(self, client: int, weights: FloatArray, kept: float) -> None:
+        """One client sent: the weight of each of its links, 0 for those that are down."""
+        self._weight[self._network.first[client] : self._network.first[client + 1]] += weights
+        self._kept[client] += kept
+        self._sends[client] += 1
+
+    def absorbed(self, receiver: int, edges: IntArray) -> None:
+        """Messages reached a client over these edges, which all lead to it; an edge may occur repeatedly."""
+        assert (self._network.receivers[edges] == receiver).all(), "a client counts what reaches itself"
+        np.add.at(self._absorbed, edges, 1)
+
+    def stepped(self, client: int) -> None:
+        self._steps[client] += 1
+
+    def expectations(self) -> Expectations:
+        """The means so far; 0 for a link that carried nothing, and who never sent has kept everything."""
+        if not self._sends.any():
+            raise ScenarioError(
+                "the expected weights of HGP cannot be estimated, for no client has sent anything yet; let "
+                "the phase before it make at least one step that sends, or use the exact expectations"
+            )
+        network = self._network
+        return Expectations(
+            _mean(self._weight, self._sends[network.senders]),
+            np.where(self._sends > 0, _mean(self._kept, self._sends), 1.0),
+            _mean(self._absorbed, self._steps[network.receivers]),
+        )
+
+    def of(self, client: int) -> Knowledge:
+        """The same, from what this client has seen and nothing else."""
+        network, sends = self._network, self._sends[client]
+        out = np.arange(network.first[client], network.first[client + 1])
+        into = np.flatnonzero(network.receivers == client)
+        return Knowledge(
+            _positive(network.receivers[out], _mean(self._weight[out], sends)),
+            float(self._kept[client] / sends) if sends else 1.0,
+            _positive(network.senders[into], _mean(self._absorbed[into], self._steps[client])),
+        )
+
+
+class DebiasedShares:
+    """The weights of HGP, as seen from the edge j→i on which a message comes: p̄_ij/δ̄_{j→i}, and p̄_ii kept.
+
+    They are the receiver's, so that a sender's own do not sum to one. A client ignores whom it never heard
+    before. Every link must have a link back.
+    """
+
+    doubly_stochastic = False
+
+    def __init__(self, network: Network, expectations: Expectations) -> None:
+        require_links_back(network)
+        self._network, self._kept = network, expectations.kept
+        self._weights = _mean(expectations.sent[network.reverse], expectations.received)
+
+    def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
+        return np.where(up, self._weights, 0.0), self._kept
+
+    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
+        lo, hi = self._network.first[sender], self._network.first[sender + 1]
+        return np.where(up, self._weights[lo:hi], 0.0), float(self._kept[sender])
+
+    def expected(self) -> tuple[FloatArray, FloatArray]:
+        return self._weights * self._network.probability, self._kept
+
+
+class TransposedShares:
+    """The weights of exact recurrent backpropagation (Terashita & Hara 2022, Alg. 3): i weighs a message of j
+    by p_ij(δ_i), what it would itself send to j at that step.
+
+    Only where links are undirected does i hear from exactly those that it would send to, and only in lockstep
+    is there such a thing as that step.
+    """
+
+    def __init__(self, network: Network, shares: Shares) -> None:
+        require_undirected(network, "exact recurrent backpropagation")
+        self._shares, self._reverse = shares, network.reverse
+        self.doubly_stochastic = shares.doubly_stochastic
+
+    def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
+        weights, kept = self._shares.of_all(up)
+        return weights[self._reverse], kept
+
+    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
+        raise ScenarioError(
+            "exact recurrent backpropagation needs lockstep, for a client weighs what it receives by what it "
+            "would send at the same step; use timing=Lockstep(), or HGP"
+        )
+
+    def expected(self) -> tuple[FloatArray, FloatArray]:
+        weights, kept = self._shares.expected()
+        return weights[self._reverse], kept
+
+
+def require_links_back(network: Network) -> None:
+    """Assumption 6 of HGP: if j can reach i, then i can reach j."""
+    alone = np.flatnonzero(network.reverse < 0)
+    if len(alone) == 0:
+        return
+    a, b = (network.labels[ends[alone[0]]] for ends in (network.senders, network.receivers))
+    raise TopologyError(
+        f"there is a link {a}→{b} but none {b}→{a} ({len(alone)} such links in all); HGP needs a link back "
+        f"(Assumption 6 of Terashita & Hara 2022), for client {b} weighs what it hears from {a} by what it "
+        f"sends to {a}: add the link {b}→{a} (topologies.with_links marks it), or use a network whose links "
+        "go both ways, such as topologies.stochastic_directed"
+    )
+
+
+def require_undirected(network: Network, what: str) -> None:
+    """Every client must hear, at every step, from exactly those that it would send to."""
+    if network.undirected and network.lossless:
+        return
+    found = "loses messages" if network.undirected else "is directed"
+    raise TopologyError(
+        f"{what} needs undirected links (an nx.Graph) that lose nothing, for a client must hear from exactly "
+        f"those that it would send to at that step; this network {found}: use HGP, which needs neither"
+    )
+
+
+def _mean(total: FloatArray | IntArray, count: npt.ArrayLike) -> FloatArray:
+    """total / count, and 0 where nothing was counted."""
+    mean = np.zeros(len(total))
+    np.divide(total, count, out=mean, where=np.asarray(count) > 0)
+    return mean
+
+
+def _positive(clients: IntArray, means: FloatArray) -> dict[int, float]:
+    seen = means > 0
+    return dict(zip(clients[seen].tolist(), means[seen].tolist(), strict=True))

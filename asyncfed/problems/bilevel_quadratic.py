@@ -1,0 +1,150 @@
+"""Bilevel quadratics with an outer variable per client, small enough that everything about them is known.
+
+    f_i(x, λ_i) = ½ (x − b_i)ᵀ A_i (x − b_i) + xᵀ R_i λ_i   (+ bend(x, λ_i) when curved)
+    F_i(x, λ_i) = ½ ‖x − t_i‖² + (ρ/2) ‖λ_i − s_i‖²,        ρ = 0.1
+
+A_i is symmetric positive definite, so every f_i is strongly convex; λ_i tilts it. Curved problems add
+
+    bend(x, λ) = 0.1 Σ_k [ ½ exp(λ_{k mod d_outer}) x_k² + √(1 + x_k²) ]
+
+which is convex in x: the Hessian then depends on x and λ, and so does ∂_λ ∇_x f. A client's data is its own
+(A, b, R, t, s): one sample, or several with other A, b and R when `noise` is positive, over which f_i is the
+mean. The train, validation and test splits are the same samples. Everything is float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncfed.data import ClientData, ClientShards
+from asyncfed.errors import DataError, ScenarioError
+from asyncfed.problems.layout import Params
+from asyncfed.problems.problem import Batch, Problem, problem_factory
+from asyncfed.rng import Streams
+
+_PULL = 0.1  # ρ
+_BEND = 0.1
+
+
+@problem_factory
+def bilevel_quadratic(
+    clients: int = 5,
+    dimension: int = 3,
+    outer_dimension: int = 2,
+    seed: int = 0,
+    curvature: Sequence[float] = (0.5, 2.0),
+    noise: float = 0.0,
+    samples: int = 16,
+    curved: bool = False,
+) -> Problem:
+    """Random bilevel quadratics; λ begins at 0.
+
+    Parameters
+    ----------
+    curvature
+        Smallest and largest eigenvalue that an A_i may have before noise (drawn log-uniformly between, with
+        random eigenvectors).
+    noise
+        How much samples differ within a client: a sample has exp(noise · g) A_i with g standard normal, and
+        b_i and R_i with noise times standard normal numbers added. With 0 a client has one sample, else
+        `samples`.
+    curved
+        Let second derivatives depend on x and λ.
+    """
+    low, high = curvature
+    if not 0 < low <= high < float("inf"):
+        raise DataError(
+            f"curvature is ({low}, {high}); it must be two positive numbers, the smaller one first"
+        )
+    counts = {
+        "clients": clients,
+        "dimension": dimension,
+        "outer_dimension": outer_dimension,
+        "samples": samples,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise DataError(f"{name} is {value}; it must be at least 1")
+    if not 0 <= noise < float("inf"):
+        raise DataError(f"noise is {noise}; it must be at least 0")
+    generator = Streams(seed).generator("bilevel_quadratic")
+    normal = generator.standard_normal
+    eigenvalues = np.exp(generator.uniform(np.log(low), np.log(high), (clients, dimension)))
+    vectors = np.linalg.qr(normal((clients, dimension, dimension)))[0]
+    A = (vectors * eigenvalues[:, None, :]) @ vectors.transpose(0, 2, 1)
+    A = (A + A.transpose(0, 2, 1)) / 2
+    b, t = normal((clients, dimension)), normal((clients, dimension))
+    R, s = normal((clients, dimension, outer_dimension)), normal((clients, outer_dimension))
+    each = samples if noise else 1
+    A, b, R, t, s = (np.repeat(array, each, axis=0) for array in (A, b, R, t, s))
+    if noise:
+        A = np.exp(noise * normal(len(A)))[:, None, None] * A
+        b, R = b + noise * normal(b.shape), R + noise * normal(R.shape)
+    shards = ClientShards(
+        tuple(torch.from_numpy(array) for array in (A, b, R, t, s)), np.full(clients, each, dtype=np.int64)
+    )
+
+    def inner_sample_loss(x: Tensor, lam: Tensor, batch: Batch) -> Tensor:
+        A, b, R, _, _ = batch
+        difference = x - b
+        loss = 0.5 * torch.einsum("bi,bij,bj->b", difference, A, difference)
+        loss = loss + torch.einsum("i,bij,j->b", x, R, lam)
+        return loss + bend(x, lam) if curved else loss
+
+    def init_inner(generator: torch.Generator) -> Params:
+        return torch.randn(dimension, generator=generator, dtype=torch.float64)
+
+    def init_outer(generator: torch.Generator) -> Params:
+        return torch.zeros(outer_dimension, dtype=torch.float64)
+
+    return Problem(
+        name="curved bilevel quadratic" if curved else "bilevel quadratic",
+        data=ClientData(shards, shards, shards),
+        inner_loss=lambda x, lam, batch: inner_sample_loss(x, lam, batch).mean(),
+        outer_loss=lambda x, lam, batch: outer_sample_loss(x, lam, batch).mean(),
+        init_inner=init_inner,
+        init_outer=init_outer,
+        metrics={"loss": inner_sample_loss, "outer_loss": outer_sample_loss},
+    )
+
+
+def bend(x: Tensor, lam: Tensor) -> Tensor:
+    """What a curved problem adds to every f_i."""
+    rates = lam.repeat(-(-len(x) // len(lam)))[: len(x)].exp()
+    return _BEND * (0.5 * rates * x.square() + (1 + x.square()).sqrt()).sum()
+
+
+def outer_sample_loss(x: Tensor, lam: Tensor, batch: Batch) -> Tensor:
+    """½ ‖x − t‖² + (ρ/2) ‖λ − s‖² for every sample of the batch."""
+    *_, t, s = batch
+    return 0.5 * (x - t).square().sum(-1) + 0.5 * _PULL * (lam - s).square().sum(-1)
+
+
+def consensus_limit(problem: Problem, lam: Tensor) -> tuple[Tensor, Tensor]:
+    """What SGP on any network tends to as its learning rate goes to 0, at `lam` (n, d_outer): the common x
+    (d,) and the hypergradient of (1/n) Σ F_i (n, d_outer). For a `bilevel_quadratic` that is not curved.
+
+        (Σ_i A_i) x = Σ_i (A_i b_i − R_i λ_i)
+        d_{λ_i} = (ρ/n) (λ_i − s_i) − R_iᵀ (Σ_k A_k)⁻¹ (1/n) Σ_k (x − t_k)
+    """
+    if problem.recipe is None or problem.recipe.factory != "bilevel_quadratic":
+        raise ScenarioError(f"problem {problem.name!r} is no bilevel_quadratic; only these have this limit")
+    if problem.recipe.arguments["curved"]:
+        raise ScenarioError(
+            "a curved bilevel_quadratic has no closed form; make it with curved=False, "
+            "or use asyncfed.truth with a small learning rate"
+        )
+    train, n = problem.data.train, problem.clients
+    A, b, R, t, s = train.tensors
+    A_i, Ab_i, R_i, t_i, s_i = (
+        part.view(n, -1, *part.shape[1:]).mean(1)  # every client has equally many samples
+        for part in (A, torch.einsum("bij,bj->bi", A, b), R, t, s)
+    )
+    tilt = torch.einsum("nij,nj->ni", R_i, lam)
+    x = torch.linalg.solve(A_i.sum(0), (Ab_i - tilt).sum(0))
+    q = torch.linalg.solve(A_i.sum(0), (x - t_i).mean(0))
+    return x, _PULL * (lam - s_i) / n - torch.einsum("nij,i->nj", R_i, q)

@@ -1,0 +1,182 @@
+"""Personalized classification: a shared model, and an outer variable of each client's own that adapts it.
+
+    p(s)  = Σ_k softmax(λ.ensemble)_k · softmax(model_{x_k}(s)),    k = 1..K
+    f_i   = mean over the batch of C·softmax(λ.labels)_y · (−log p(s)_y) + (l2/2)‖x‖²
+    F_i   = mean over the train samples of −log p(s)_y + Σ_part (γ_part/2)‖λ_part‖²
+
+for samples s with label y among C. An ensemble's weights (MTL) change what a client predicts; label weights
+(DA) change only what it trains on. A part that a personalization leaves out is uniform: K = 1, weights 1.
+
+    personalize    λ_i, which begins at 0     PDBO paper (Section 6.1, Appendix D)
+    "none"         –                          SGP, Local: the baselines
+    "da"           labels (C)                 PDBO-DA
+    "mtl"          ensemble (K)               PDBO-MTL
+    "mtl+da"       ensemble (K), labels (C)   PDBO-MTL&DA
+
+The inner variable holds all K models, each parameter with a leading axis K, begun at K different points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import log_softmax
+
+from asyncfed.data import ClientData, Partition, load_dataset, parse_partition, partition_data
+from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.models import (
+    build_model,
+    has_convolutions,
+    initial_parameters,
+    stacked_initial_parameters,
+    stacked_outputs,
+)
+from asyncfed.problems.classification import cross_entropies, half_square
+from asyncfed.problems.layout import Params
+from asyncfed.problems.problem import Batch, OuterSplit, Problem, problem_factory
+
+_PARTS = {"none": (), "da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}
+
+
+@problem_factory
+def personalized_classification(
+    dataset: str = "digits",
+    clients: int = 20,
+    model: str = "logistic",
+    personalize: str = "mtl+da",
+    components: int = 3,
+    partition: Partition | str = "dirichlet:0.4",
+    seed: int = 0,
+    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    limit: int | None = None,
+    l2: float = 0.0,
+    outer_l2: float | Mapping[str, float] = 0.0,
+    part: str | None = None,
+    download: bool = False,
+) -> Problem:
+    """Classify a named dataset, every client in its own way; see `classification` for the other arguments.
+
+    Parameters
+    ----------
+    personalize
+        "none", "da", "mtl" or "mtl+da" (also written "mtl&da").
+    components
+        Number K of models in an ensemble; without one ("none", "da") there is a single model.
+    outer_l2
+        γ for every part of the outer variable, or for some of them by name: {"ensemble": 0.01}.
+    """
+    samples = load_dataset(dataset, download=download, part=part, limit=limit, seed=seed)
+    dealer = parse_partition(partition) if isinstance(partition, str) else partition
+    module = build_model(model, samples.x.shape[1:], samples.classes)
+    return personalized(
+        f"{dataset}-{model}",
+        partition_data(samples, dealer, clients, seed, fractions),
+        module,
+        samples.classes,
+        personalize=personalize,
+        components=components,
+        l2=l2,
+        outer_l2=outer_l2,
+        vectorize=not has_convolutions(module),
+    )
+
+
+def personalized(
+    name: str,
+    data: ClientData,
+    module: nn.Module,
+    classes: int,
+    *,
+    personalize: str,
+    components: int = 3,
+    l2: float = 0.0,
+    outer_l2: float | Mapping[str, float] = 0.0,
+    outer_split: OuterSplit = "train",
+    vectorize: bool = True,
+) -> Problem:
+    """The problem above for any data (inputs, labels) and any module that turns inputs into logits."""
+    kind = personalize.replace("&", "+")
+    if kind not in _PARTS:
+        raise UnknownNameError("personalization", personalize, _PARTS)
+    parts = {part: {"ensemble": components, "labels": classes}[part] for part in _PARTS[kind]}
+    if components < 1:
+        raise ScenarioError(f"components is {components}; an ensemble has at least 1 model")
+    rates = _outer_rates(kind, outer_l2)
+    ensemble = "ensemble" in parts
+
+    def logits(x: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        """(B, C) of a single model, (K, B, C) of an ensemble."""
+        if ensemble:
+            return stacked_outputs(module, x, inputs)
+        output: Tensor = functional_call(module, x, (inputs,))
+        return output
+
+    def sample_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        inputs, labels = batch
+        each = cross_entropies(logits(x, inputs), labels)
+        return -log_mixture(-each, lam["ensemble"]) if ensemble else each
+
+    def correct(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        inputs, labels = batch
+        output = logits(x, inputs)
+        if ensemble:
+            output = log_mixture(log_softmax(output, -1), lam["ensemble"])
+        return (output.argmax(-1) == labels).to(output.dtype)
+
+    def inner_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        each = sample_loss(x, lam, batch)
+        if "labels" in parts:
+            each = label_weights(lam["labels"]).gather(0, batch[1]) * each
+        return each.mean() + half_square(x, l2) if l2 else each.mean()
+
+    def outer_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        loss = sample_loss(x, lam, batch).mean()
+        for part, rate in rates.items():
+            loss = loss + half_square({part: lam[part]}, rate)
+        return loss
+
+    def init_inner(generator: torch.Generator) -> Params:
+        if ensemble:
+            return stacked_initial_parameters(module, components, generator)
+        return initial_parameters(module, generator)
+
+    def init_outer(generator: torch.Generator) -> Params:
+        return {part: torch.zeros(size) for part, size in parts.items()}
+
+    return Problem(
+        name=f"{name}-{kind}",
+        data=data,
+        inner_loss=inner_loss,
+        outer_loss=outer_loss,
+        init_inner=init_inner,
+        init_outer=init_outer,
+        outer_split=outer_split,
+        metrics={"loss": sample_loss, "accuracy": correct},
+        vectorize=vectorize,
+    )
+
+
+def label_weights(lam: Tensor) -> Tensor:
+    """C·softmax(λ) for λ in R^C: weights that are 1 where λ = 0, and C together."""
+    return len(lam) * torch.softmax(lam, -1)
+
+
+def log_mixture(log_probabilities: Tensor, lam: Tensor) -> Tensor:
+    """log Σ_k softmax(λ)_k exp(log_probabilities_k), for log-probabilities (K, …) and λ in R^K."""
+    weights = log_softmax(lam, -1).reshape(-1, *(1,) * (log_probabilities.ndim - 1))
+    return torch.logsumexp(weights + log_probabilities, 0)
+
+
+def _outer_rates(kind: str, outer_l2: float | Mapping[str, float]) -> dict[str, float]:
+    """The positive rates γ by part."""
+    known = _PARTS[kind]
+    rates = outer_l2 if isinstance(outer_l2, Mapping) else dict.fromkeys(known, outer_l2)
+    for part, rate in rates.items():
+        if part not in known:
+            raise UnknownNameError(f"part of the outer variable of {kind!r} in outer_l2", part, known)
+        if not 0 <= rate < float("inf"):
+            raise ScenarioError(f"outer_l2 of {part!r} is {rate}; it must be at least 0 and finite")
+    return {part: rate for part, rate in rates.items() if rate}

@@ -1,0 +1,45 @@
+"""Exact recurrent backpropagation (001 Eq. 11, Alg. 3): HGP's rounds with the weights that were really used.
+
+    v_i ← v_i + Σ_j p_ij(δ_i) ∂_λ φ_i u_j + ∂_λ ψ_i u_i
+    u_i ←       Σ_j p_ij(δ_i) ∂_y φ_i u_j + ∂_y ψ_i u_i
+
+over those j to whom i can send. It must hear from exactly these, at that very step: so links must be
+undirected, lose nothing, and go in lockstep. HGP needs none of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncfed.errors import ScenarioError
+from asyncfed.network.expectations import Expectations, TransposedShares, require_undirected
+from asyncfed.network.links import Network
+from asyncfed.network.timing import Lockstep, Timing
+from asyncfed.network.weights import Shares, Weights
+from asyncfed.protocols.hgp import HGP
+
+
+@dataclass(frozen=True)
+class ExactBackprop(HGP):
+    """Exact recurrent backpropagation on undirected links; the parameters are those of `HGP`, of which
+    `expectations` plays no part.
+    """
+
+    name = "exact"
+
+    @property
+    def estimates(self) -> bool:
+        return False
+
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
+        require_undirected(network, "exact recurrent backpropagation")
+        if not isinstance(timing, Lockstep):
+            raise ScenarioError(
+                "exact recurrent backpropagation weighs a message by what the receiver would send back in "
+                "that same step, so it needs timing=Lockstep(); in virtual time use HGP or VRHGP"
+            )
+
+    def shares(
+        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
+    ) -> Shares:
+        return TransposedShares(network, weights.prepare(network))

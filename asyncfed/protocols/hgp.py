@@ -1,0 +1,122 @@
+"""Hyper-gradient push (001 Eq. 12, Alg. 4): backpropagation over links that go one way and come and go.
+
+    v_i ← v_i + Σ_j (p̄_ij / δ̄_{j→i}) ∂_λ φ_i u_j + ∂_λ ψ_i u_i       v-round
+    u_i ←       Σ_j (p̄_ij / δ̄_{j→i}) ∂_y φ_i u_j + ∂_y ψ_i u_i       u-round
+
+from u_i(0) = c^y_i, v_i(0) = c^λ_i; the sums are over those j whose message arrived, i itself included. A
+weight is what i would send to j on average, over how often it hears j: both known to i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from asyncfed.network.expectations import Expectations
+from asyncfed.network.links import Network
+from asyncfed.network.timing import Timing
+from asyncfed.network.weights import Shares, Weights
+from asyncfed.protocols.backward import (
+    Backward,
+    Linearized,
+    Role,
+    Sampling,
+    check_debiased,
+    check_rounds,
+    debiased_shares,
+)
+from asyncfed.protocols.phase import Emission, Opening, Phase, Tensors
+from asyncfed.protocols.sgp import SGP
+
+
+@dataclass(frozen=True)
+class HGP:
+    """Hyper-gradient push.
+
+    Parameters
+    ----------
+    rounds
+        Terms of the series, M.
+    sampling
+        "alternating" (2M rounds of communication, unbiased) or "joint" (M rounds).
+    expectations
+        p̄ and δ̄ "estimated" by each client from the rounds of SGP before, or "exact".
+    batch
+        Minibatch size; None for all of a client's training data; "inner" for that of the inner steps.
+    lr
+        Step size of the linearized step; None for the rate that the inner steps begin with.
+    """
+
+    rounds: int
+    sampling: Sampling = "alternating"
+    expectations: Literal["estimated", "exact"] = "estimated"
+    batch: int | Literal["inner"] | None = "inner"
+    lr: float | None = None
+
+    name = "hgp"
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds, self.sampling, self.expectations, self.lr, self.batch)
+
+    def with_inner(self, inner: SGP) -> tuple[Phase, ...]:
+        """The inner steps and then the estimate."""
+        return (*inner.phases(), *self.alone(inner))
+
+    def alone(self, inner: SGP) -> tuple[Phase, ...]:
+        """The estimate at variables that are given, for the steps that `inner` would make."""
+        return (Backward(self, inner),)
+
+    @property
+    def estimates(self) -> bool:
+        return self.expectations == "estimated"
+
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
+        check_debiased(network)
+
+    def shares(
+        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
+    ) -> Shares:
+        return debiased_shares(weights, network, timing, learned, self.expectations)
+
+    def open(self, c: Tensor, c_lam: Tensor) -> Opening:
+        keeps_u = self.sampling == "alternating"
+        return Opening({"u": c}, {"v": c_lam, **({"u": c.clone()} if keeps_u else {})})
+
+    def after(
+        self, here: Linearized, role: Role, absorbed: Tensors, memory: Tensors, room: Tensors
+    ) -> Emission:
+        v = memory["v"]
+        if role is Role.V:
+            u = absorbed["u"]
+            return Emission({"u": u}, memory={"v": v + here.by_lambda(u), "u": u})
+        if role is Role.U:
+            u = absorbed["u"].copy_(memory["u"])  # what the v-round brought is not needed: ∂_λ φ = 0
+            (residue,) = here.by_y(u, out=(room.get("u"),))
+            return Emission({"u": u}, residue={"u": residue})
+        u = absorbed["u"]
+        (residue,), (moved,) = here.both(u, out=(room.get("u"),))
+        return Emission({"u": u}, residue={"u": residue}, memory={"v": v + moved})
+
+    def before(
+        self, here: Linearized, role: Role, absorbed: Tensors, memory: Tensors, room: Tensors
+    ) -> Emission:
+        total, v = absorbed["u"], memory["v"]  # Σ_j (p̄_ij / δ̄_{j→i}) u_j
+        keeps_u = self.sampling == "alternating"
+        if role is Role.OPEN:
+            return Emission({"u": total})
+        if role is Role.V:
+            moved = here.by_lambda(total)
+            return Emission({"u": total.copy_(memory["u"])}, memory={"v": v + moved})
+        if role is Role.U:
+            (product,) = here.by_y(total, out=(room.get("u"),))
+            moved_v = {}
+        else:
+            (product,), (moved,) = here.both(total, out=(room.get("u"),))
+            moved_v = {"v": v + moved}
+        u = total.add_(product)
+        return Emission({"u": u}, memory={**moved_v, **({"u": u} if keeps_u else {})})
+
+    def result(self, memory: Tensors) -> Tensor:
+        return memory["v"]

@@ -1,0 +1,118 @@
+"""Personalized decentralized bilevel optimization (001 Alg. 1), and its relatives with a common λ (App. E).
+
+    for s in outer steps:   y_i ← T steps of SGP at λ_i(s)
+                            h_i ← hypergradient at y_i, by HGP, VR-HGP, …
+                            λ_i ← one step of Adam (or SGD) along h_i
+
+and at the end T steps of SGP once more, at the λ that was found. Every solved inner problem is judged on test
+and validation samples; what is reported is the test accuracy at the outer step of the best validation
+accuracy (`Result.best`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from asyncfed.errors import ScenarioError
+from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep, Start, check_outer
+from asyncfed.protocols.phase import Phase
+from asyncfed.protocols.sgp import SGP
+
+
+class Estimator(Protocol):
+    """A way to a hypergradient."""
+
+    def with_inner(self, inner: SGP) -> tuple[Phase, ...]:
+        """The inner steps and the estimate, which is carried on as "hypergradient"."""
+
+
+@dataclass(frozen=True)
+class PDBO:
+    """Everybody its own λ.
+
+    Parameters
+    ----------
+    inner
+        `SGP(…)` or one of its special cases, with the number of inner steps.
+    hypergradient
+        `VRHGP(rounds=…)`, `HGP(…)`, `ExactBackprop(…)`, `ITDForward()` or `ITDBackward()`.
+    outer_steps
+        How often λ is stepped.
+    outer_lr
+        Learning rate of λ: a number, or one for each part ({"ensemble": 1.0, "labels": 0.1}).
+    optimizer
+        "adam" (with `betas`) or "sgd".
+    start
+        "fresh": every inner problem begins at the initial model, as in the paper. "warm": where the last one
+        ended.
+    """
+
+    inner: SGP
+    hypergradient: Estimator
+    outer_steps: int
+    outer_lr: OuterRate = 0.1
+    optimizer: Literal["adam", "sgd"] = "adam"
+    betas: tuple[float, float] = (0.9, 0.999)
+    start: Start = "fresh"
+
+    def __post_init__(self) -> None:
+        check_outer(self.outer_steps, self.outer_lr, self.start)
+        object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
+        if self.optimizer not in ("adam", "sgd"):
+            raise ScenarioError(f"optimizer is {self.optimizer!r}; it must be 'adam' or 'sgd'")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ScenarioError(f"betas is {self.betas}; it must be two numbers in [0, 1)")
+
+    def phases(self) -> tuple[Phase, ...]:
+        step = OuterStep(self.outer_lr, self.optimizer, self.betas, self.start)
+        once = (*self.hypergradient.with_inner(self.inner), step)
+        return (*(once * self.outer_steps), *self.inner.phases())
+
+
+@dataclass(frozen=True)
+class CDBO:
+    """One λ for all: SGP on λ with the hypergradient, `consensus` rounds per outer step (001 App. E).
+
+    With `inner=Local(…)` every client solves its inner problem alone: CDBO-Local.
+    """
+
+    inner: SGP
+    hypergradient: Estimator
+    outer_steps: int
+    outer_lr: OuterRate = 0.1
+    consensus: int = 1
+    start: Start = "fresh"
+
+    def __post_init__(self) -> None:
+        check_outer(self.outer_steps, self.outer_lr, self.start)
+        if self.consensus < 1:
+            raise ScenarioError(f"consensus is {self.consensus}; it must be at least 1 round per outer step")
+
+    def phases(self) -> tuple[Phase, ...]:
+        step = OuterPush(self.outer_lr, self.consensus, self.start)
+        once = (*self.hypergradient.with_inner(self.inner), step)
+        return (*(once * self.outer_steps), *self.inner.phases())
+
+
+@dataclass(frozen=True)
+class EstimateHypergradient:
+    """The hypergradient once: after the steps of `inner`, or (`solve=False`) at the variables the run starts
+    from.
+    """
+
+    inner: SGP
+    hypergradient: Estimator
+    solve: bool = True
+
+    def phases(self) -> tuple[Phase, ...]:
+        if self.solve:
+            return self.hypergradient.with_inner(self.inner)
+        alone = getattr(self.hypergradient, "alone", None)
+        if alone is None:
+            raise ScenarioError(
+                f"{type(self.hypergradient).__name__} differentiates the inner steps themselves, so it "
+                "cannot estimate at given variables; let it solve the inner problem, or use HGP or VRHGP"
+            )
+        phases: tuple[Phase, ...] = alone(self.inner)
+        return phases

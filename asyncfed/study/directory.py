@@ -1,0 +1,321 @@
+"""A study on disk.
+
+    study.json      which parts there are and how each stands, rewritten as the study goes
+    <part>/         one ordinary run each
+    summary.json    tables and findings, from the parts that are complete; summary.txt says the same to people
+    tables/         every table as CSV
+    pictures/       where asked for
+
+study.json says how the study went, a part's own run.json how that part ended; where the two disagree (a kill
+may come between them) run.json is right. A complete part is never removed, and used only where its scenario
+is still the one it was run with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from asyncfed.errors import DivergenceError, RunExistsError, ScenarioError, TraceError, UnknownNameError
+from asyncfed.result import Result, load
+from asyncfed.runtime.directory import RunDirectory
+from asyncfed.scenario import Scenario, scenario_to_data
+from asyncfed.study.definition import Study
+from asyncfed.study.summary import Summary, from_data
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT, VERSION = "asyncfed-study", 1
+
+State: TypeAlias = dict[str, str]
+"""How a part stands: "status", and "error" and "kind" (of the error) where it failed."""
+
+WAITING: State = {"status": "waiting"}
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+class StudyResult:
+    """What a study left behind: the results of its parts, and their summary.
+
+    `parts` says how each part stands: `{"status": "complete"}`, or waiting, running, interrupted, or failed
+    with an "error". `status` of the study is complete (every part is, or diverged), partial (some parts were
+    not asked for), interrupted, failed, or running.
+    """
+
+    def __init__(self, path: Path, summary: Summary | None = None) -> None:
+        self.path = path
+        if summary is not None:
+            self.summary = summary
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return _read(self.path, "study.json")
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["name"])
+
+    @property
+    def status(self) -> str:
+        return str(self.manifest["status"])
+
+    @property
+    def complete(self) -> bool:
+        return self.status == "complete"
+
+    @property
+    def parts(self) -> dict[str, State]:
+        return dict(self.manifest["parts"])
+
+    @cached_property
+    def results(self) -> Mapping[str, Result]:
+        """The complete parts by name, each opened when it is asked for."""
+        return Results(self.path, [part for part, state in self.parts.items() if is_complete(state)])
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Tables and findings; empty where the study has not come so far. Pictures are files: `pictures`."""
+        return from_data(self._summary_data) if self._summary_data else Summary()
+
+    @property
+    def summarised(self) -> list[str]:
+        """The parts that the summary is of."""
+        return list(self._summary_data.get("of", ()))
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The pictures that were drawn."""
+        return [self.path / "pictures" / name for name in self._summary_data.get("pictures", ())]
+
+    def table(self, which: str | int = 0) -> pd.DataFrame:
+        """A table of the summary, by its title or its place."""
+        tables = self.summary.tables
+        if isinstance(which, str):
+            by_title = {table.title: table.frame for table in tables}
+            if which not in by_title:
+                raise UnknownNameError("table", which, by_title)
+            return by_title[which]
+        if not -len(tables) <= which < len(tables):
+            raise ScenarioError(f"there is no table {which} in {self.path}; its summary has {len(tables)}")
+        return tables[which].frame
+
+    def __repr__(self) -> str:
+        return f"<StudyResult {self.path} ({self.status})>"
+
+    @property
+    def _summary_data(self) -> dict[str, Any]:
+        return _read(self.path, "summary.json") if (self.path / "summary.json").exists() else {}
+
+
+def load_study(path: str | os.PathLike[str]) -> StudyResult:
+    """Open a study again, finished or not."""
+    folder = Path(path)
+    if not folder.exists():
+        raise TraceError(f"there is no study at {folder}; give the directory that a study printed at its end")
+    manifest = _read(folder, "study.json")
+    if manifest.get("format") != FORMAT:
+        raise TraceError(f"{folder / 'study.json'} is not the study.json of an asyncfed study")
+    if manifest.get("version") != VERSION:
+        raise TraceError(
+            f"{folder} was written in version {manifest.get('version')} of the study format; "
+            f"this asyncfed reads version {VERSION}"
+        )
+    return StudyResult(folder)
+
+
+class Results(Mapping[str, Result]):
+    """The results of some parts; none is opened before it is asked for."""
+
+    def __init__(self, path: Path, names: Sequence[str]) -> None:
+        self._path, self._names = path, tuple(names)
+        self._opened: dict[str, Result] = {}
+
+    def __getitem__(self, name: str) -> Result:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._opened:
+            self._opened[name] = load(self._path / name)
+        return self._opened[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Ledger:
+    """Keeps study.json while the study runs."""
+
+    def __init__(self, directory: RunDirectory, study: Study, parts: dict[str, State]) -> None:
+        self.parts = parts
+        self._directory, self._study = directory, study
+        self._write("running")
+
+    def mark(self, part: str, status: str, error: BaseException | None = None) -> None:
+        self.parts[part] = {"status": status, **_told(error)}
+        self._write("running")
+
+    def close(self, status: str, error: BaseException | None = None) -> None:
+        for part, state in self.parts.items():
+            if state["status"] == "running":  # stopped there, perhaps just after its end
+                ended = run_status(self._directory.path / part) == "complete"
+                self.parts[part] = {"status": "complete"} if ended else {"status": status, **_told(error)}
+        self._write(status, error)
+
+    def _write(self, status: str, error: BaseException | None = None) -> None:
+        about = {"name": self._study.name, "note": self._study.note, "status": status, **_told(error)}
+        self._directory.write(
+            "study.json", {"format": FORMAT, "version": VERSION, **about, "parts": self.parts}
+        )
+
+
+def is_complete(state: State) -> bool:
+    return state["status"] == "complete"
+
+
+def is_done(state: State) -> bool:
+    """Nothing new would come of running it again."""
+    return is_complete(state) or state.get("kind") == DivergenceError.__name__
+
+
+def recorded_parts(study: Study, path: Path) -> dict[str, State]:
+    """What study.json says of the parts, where this is the study that the directory holds."""
+    if not (path / "study.json").exists():
+        return {}
+    old = load_study(path)
+    if old.name != study.name:
+        raise RunExistsError(f"{path} already holds the study {old.name!r}; give another directory")
+    others = [part for part in old.parts if part not in study.parts]
+    if others:
+        raise RunExistsError(
+            f"{path} holds parts that this study does not have ({', '.join(others)}); "
+            "give another directory, or the settings that the study was begun with"
+        )
+    return old.parts
+
+
+def standing(folder: Path, recorded: State | None, scenario: Scenario) -> State:
+    """How a part stands; waiting, where it is to be run (again)."""
+    status = run_status(folder)
+    if status is None:
+        return WAITING
+    if recorded is None:
+        raise RunExistsError(f"{folder} already holds a run, and not of this study; give another directory")
+    if status == "complete":
+        change = _change(load(folder).scenario_data, scenario)
+        if change:
+            raise RunExistsError(
+                f"{folder} was run with other settings: {change}; "
+                "give another directory, or the settings that the study was begun with"
+            )
+        return {"status": "complete"}
+    if is_complete(recorded):
+        raise TraceError(
+            f"{folder} was complete, but its run.json does not say so any more; "
+            "remove that directory if the part is to be run again"
+        )
+    if is_done(recorded) and status == "failed" and not _change(load(folder).scenario_data, scenario):
+        return recorded
+    return WAITING
+
+
+def run_status(folder: Path) -> str | None:
+    """How the run in a directory ended; "unreadable" for what is left of one, None where none is."""
+    if not (folder / "run.json").exists() and not (folder / "trace").exists():
+        return None
+    try:
+        return load(folder).status
+    except (TraceError, KeyError):
+        return "unreadable"
+
+
+def discard(folder: Path) -> None:
+    """Free the place of a run that did not come to its end."""
+    if run_status(folder) in (None, "complete"):
+        return
+    if folder.is_symlink():
+        folder.unlink()
+        return
+    aside = folder.with_name(f".{folder.name}.discarded")
+    if aside.exists():
+        shutil.rmtree(aside)
+    os.replace(folder, aside)  # at once, so that nothing half removed is taken for a run
+    shutil.rmtree(aside)
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Only one process at a time works on a study, where the system can tell."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems lock no directories
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunExistsError(
+                    f"another process is running the study in {path}; wait for it, or give another directory"
+                ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def _told(error: BaseException | None) -> State:
+    if error is None:
+        return {}
+    kind = DivergenceError if isinstance(error, DivergenceError) else type(error)
+    words = "stopped by the user" if isinstance(error, KeyboardInterrupt) else str(error)
+    return {"error": words, "kind": kind.__name__}
+
+
+def _change(old: dict[str, Any], scenario: Scenario) -> str:
+    """The first difference between a scenario on disk and this one; "" where there is none."""
+    new = json.dumps(scenario_to_data(scenario))
+    there = {key: value for key, value in old.items() if key != "versions"}
+    return _difference(
+        "",
+        json.loads(_ADDRESS.sub("", json.dumps(there))),
+        json.loads(_ADDRESS.sub("", new), parse_constant=lambda _: None),  # on disk, NaN is null
+    )
+
+
+def _difference(where: str, old: Any, new: Any) -> str:
+    if old == new:
+        return ""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+        if keys:
+            return _difference(f"{where}.{keys[0]}".lstrip("."), old.get(keys[0]), new.get(keys[0]))
+    return f"{where} is {_short(old)} there and {_short(new)} now"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TraceError(f"{folder} is not a study: it has no {name}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, NotADirectoryError) as error:
+        raise TraceError(f"{folder / name} cannot be read as a study's {name}: {error}") from None
+    if not isinstance(content, dict):
+        raise TraceError(f"{folder / name} is not a study's {name}")
+    return content

@@ -1,0 +1,150 @@
+"""Bilevel quadratics against their formulas, and what their options promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncfed.errors import DataError, ScenarioError
+from asyncfed.problems import (
+    Derivatives,
+    Problem,
+    bilevel_quadratic,
+    problem_from_recipe,
+    quadratic,
+)
+from asyncfed.problems.bilevel_quadratic import consensus_limit
+
+
+def whole(problem: Problem) -> tuple[Tensor, ...]:
+    n, size = problem.clients, int(problem.data.train.sizes[0])
+    return problem.data.train.gather(torch.arange(n), torch.arange(size).repeat(n, 1))
+
+
+def somewhere(problem: Problem, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    d, g = Derivatives.of(problem), torch.Generator().manual_seed(seed)
+    sizes = (d.inner.d, d.outer.d, d.inner.d)
+    x, lam, u = (torch.randn(problem.clients, k, generator=g, dtype=torch.float64) for k in sizes)
+    return x, lam, u
+
+
+@pytest.mark.parametrize("curved", [False, True])
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_derivatives_are_those_of_the_formulas(noise: float, curved: bool) -> None:
+    n, k = 4, 5
+    problem = bilevel_quadratic(clients=n, dimension=k, noise=noise, samples=6, curved=curved)
+    assert problem.data.train.sizes.tolist() == [6 if noise else 1] * n
+    d, batch = Derivatives.of(problem), whole(problem)
+    x, lam, u = somewhere(problem)
+    gradient, loss = d.inner_gradient(x, lam, batch)
+    hessian = d.inner_hessian_vector(x, lam, batch, u)
+    cross = d.inner_cross_vector(x, lam, batch, u)
+    by_x, by_lam, outer = d.outer_gradients(x, lam, batch)
+    of = torch.arange(k) % 2  # which of the two outer numbers bends which coordinate
+    for i in range(n):
+        A, b, R, t, s = problem.data.train.of(i)
+        rates, root = lam[i].exp()[of], (1 + x[i] ** 2).sqrt()
+        bend = 0.1 * float(curved)
+        away = x[i] - b  # one row per sample
+        tilted = (away.unsqueeze(1) @ A @ away.unsqueeze(2)).mean() / 2 + x[i] @ R.mean(0) @ lam[i]
+        torch.testing.assert_close(loss[i], tilted + bend * (0.5 * rates * x[i] ** 2 + root).sum())
+        straight = (A @ away.unsqueeze(2)).mean(0)[:, 0] + R.mean(0) @ lam[i]
+        torch.testing.assert_close(gradient[i], straight + bend * (rates * x[i] + x[i] / root))
+        torch.testing.assert_close(hessian[i], A.mean(0) @ u[i] + bend * (rates + root**-3) * u[i])
+        by_rate = torch.zeros(2, dtype=torch.float64).index_add(0, of, bend * rates * x[i] * u[i])
+        torch.testing.assert_close(cross[i], R.mean(0).T @ u[i] + by_rate)
+        torch.testing.assert_close(by_x[i], x[i] - t[0])
+        torch.testing.assert_close(by_lam[i], 0.1 * (lam[i] - s[0]))
+        value = (x[i] - t[0]).square().sum() / 2 + 0.05 * (lam[i] - s[0]).square().sum()
+        torch.testing.assert_close(outer[i], value)
+
+
+def test_every_sample_is_strongly_convex_and_clients_differ() -> None:
+    problem = bilevel_quadratic(clients=3, curvature=(0.4, 0.9))
+    A, b, R, t, s = problem.data.train.tensors
+    eigenvalues = torch.linalg.eigvalsh(A)
+    assert eigenvalues.min() >= 0.4 - 1e-9
+    assert eigenvalues.max() <= 0.9 + 1e-9
+    for tensor in (A, b, R, t, s):
+        assert (tensor[0] - tensor[1]).abs().min() > 0
+    noisy = bilevel_quadratic(clients=3, noise=1.5, samples=50)
+    assert torch.linalg.eigvalsh(noisy.data.train.tensors[0]).min() > 0
+
+
+def test_noise_makes_samples_of_a_client_differ_in_all_that_the_inner_loss_reads() -> None:
+    A, b, R, t, s = bilevel_quadratic(clients=2, noise=0.1, samples=400).data.train.of(1)
+    assert b.std(0).tolist() == pytest.approx([0.1] * 3, rel=0.2)
+    assert R.std(0).flatten().tolist() == pytest.approx([0.1] * 6, rel=0.2)
+    assert (A[:, 0, 0] / A[0, 0, 0]).log().std().item() == pytest.approx(0.1, rel=0.2)
+    assert t.std(0).max() == 0
+    assert s.std(0).max() == 0
+
+
+def test_the_same_seed_makes_the_same_problem_and_a_recipe_says_how() -> None:
+    first = bilevel_quadratic(seed=1, noise=0.1, curved=True)
+    assert first.recipe is not None
+    again = problem_from_recipe(first.recipe.as_dict())
+    other = bilevel_quadratic(seed=2, noise=0.1)
+    for a, b, c in zip(*(problem.data.train.tensors for problem in (first, again, other)), strict=True):
+        assert torch.equal(a, b)
+        assert not torch.equal(a, c)
+    x, lam, _ = somewhere(first)
+    batch = first.data.train.of(0)
+    assert torch.equal(again.inner_loss(x[0], lam[0], batch), first.inner_loss(x[0], lam[0], batch))
+
+
+def test_metrics_are_the_two_losses_sample_by_sample() -> None:
+    problem = bilevel_quadratic(noise=0.2, samples=5, curved=True)
+    x, lam, _ = somewhere(problem)
+    batch = problem.data.test.of(2)
+    for name, loss in (("loss", problem.inner_loss), ("outer_loss", problem.outer_loss)):
+        each = problem.metrics[name](x[2], lam[2], batch)
+        assert each.shape == (5,)
+        torch.testing.assert_close(each.mean(), loss(x[2], lam[2], batch))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+def test_the_consensus_limit_minimises_the_sum_and_its_hypergradient_is_its_slope(noise: float) -> None:
+    problem = bilevel_quadratic(clients=3, noise=noise, samples=4)
+    d, batch = Derivatives.of(problem), whole(problem)
+    _, lam, _ = somewhere(problem)
+
+    def mean_outer(lam: Tensor) -> Tensor:
+        x = consensus_limit(problem, lam)[0].repeat(3, 1)
+        assert d.inner_gradient(x, lam, batch)[0].mean(0).abs().max() < 1e-12
+        return d.outer_gradients(x, lam, batch)[2].mean()
+
+    hypergradient = consensus_limit(problem, lam)[1]
+    for i in range(3):
+        for k in range(2):
+            nudge = torch.zeros_like(lam)
+            nudge[i, k] = 1e-3  # F̄ is a quadratic in λ, so central differences are exact
+            slope = (mean_outer(lam + nudge) - mean_outer(lam - nudge)) / 2e-3
+            torch.testing.assert_close(hypergradient[i, k], slope, rtol=1e-8, atol=1e-11)
+
+
+def test_the_consensus_limit_of_other_problems_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="curved=False"):
+        consensus_limit(bilevel_quadratic(curved=True), torch.zeros(5, 2))
+    with pytest.raises(ScenarioError, match="'quadratic' is no bilevel_quadratic"):
+        consensus_limit(quadratic(), torch.zeros(10, 0))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"curvature": (0.0, 1.0)}, r"curvature is \(0.0, 1.0\)"),
+        ({"curvature": (2.0, 1.0)}, "the smaller one first"),
+        ({"clients": 0}, "clients is 0; it must be at least 1"),
+        ({"outer_dimension": 0}, "outer_dimension is 0"),
+        ({"samples": 0}, "samples is 0"),
+        ({"noise": -0.1}, "noise is -0.1; it must be at least 0"),
+        ({"noise": float("nan")}, "noise is nan"),
+    ],
+)
+def test_bilevel_quadratics_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        bilevel_quadratic(**arguments)
