@@ -26,7 +26,6 @@ from asyncfed.protocols.pdbo import Estimator
 from asyncfed.protocols.schedules import first_rate
 from asyncfed.result import Result
 from asyncfed.runner import run
-from asyncfed.runtime.block import Observation
 from asyncfed.scenario import Scenario
 from asyncfed.truth import (
     InnerMap,
@@ -129,11 +128,18 @@ def hypergradient(
         Whether to compute B̄ (I − Ā)⁻¹ c^y + c^λ at the same point; "auto" does where n·d is small enough and
         the network loses nothing.
     record
-        Keep the estimate after every round (`history`; local backend).
+        Keep the estimate after every round (`history`).
     options
         Of `asyncfed.run`: backend, clients_per_actor, device, address, progress.
     """
     method = _named(method, rounds) if isinstance(method, str) else method
+    if record:
+        if not isinstance(method, (HGP, VRHGP)):
+            raise ScenarioError(
+                f"{type(method).__name__} has no estimate before its last round; leave out record, or use "
+                "HGP or VRHGP"
+            )
+        method = replace(method, record=True)
     timing, weights = timing or Lockstep(), weights or Uniform()
     network = timing.network(topology)
     shares = weights.prepare(network if inner.sends else network.silent())
@@ -162,8 +168,7 @@ def hypergradient(
         precision=precision,
         name="hypergradient",
     )
-    tap = _History(problem.clients) if record else None
-    result = run(scenario, out=out, tap=tap, initial=initial, **options)
+    result = run(scenario, out=out, initial=initial, **options)
     final = result.final
     x = final["inner"]
     there = Point(x, final.get("omega", torch.ones_like(x[:, :1])), final["outer"])
@@ -172,7 +177,7 @@ def hypergradient(
         final["hypergradient"],
         there,
         dense_hypergradient(problem, p_bar, _as_used(step, method), there) if wanted else None,
-        None if tap is None else tap.stacked(final["hypergradient"]),
+        final["history"].transpose(0, 1) if record else None,
         result,
         problem,
     )
@@ -195,21 +200,3 @@ def _as_used(step: InnerMap, method: Estimator) -> InnerMap:
     """With the method's own learning rate, where it has one."""
     own = getattr(method, "lr", None)
     return step if own is None else replace(step, lr=own)
-
-
-class _History:
-    """A tap that keeps the running estimate v of every client after each of its rounds."""
-
-    def __init__(self, clients: int) -> None:
-        self._seen: list[list[Tensor]] = [[] for _ in range(clients)]
-
-    def __call__(self, seen: Observation) -> None:
-        if "v" in seen.emission.memory:
-            for row, client in enumerate(seen.clients.tolist()):
-                self._seen[client].append(seen.emission.memory["v"][row].clone())
-
-    def stacked(self, values: Tensor) -> Tensor:
-        if not self._seen[0]:
-            raise ScenarioError("this method has no running estimate to record; use record=False")
-        moved = torch.stack([torch.stack(own) for own in self._seen], dim=1)
-        return moved + (values - moved[-1])  # VR-HGP adds c^λ at the end

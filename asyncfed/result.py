@@ -53,6 +53,21 @@ class Result:
         """
         return self._table("metrics.jsonl")
 
+    @property
+    def best(self) -> dict[str, Any]:
+        """Of a protocol that steps an outer variable: the evaluation of the best validation accuracy (or else
+        the smallest validation loss), the earliest of equals; its test figures are the ones to report.
+        """
+        metrics = self.metrics
+        if "validation_accuracy" in metrics:
+            return dict(metrics.iloc[int(metrics["validation_accuracy"].argmax())])
+        if "validation_loss" in metrics:
+            return dict(metrics.iloc[int(metrics["validation_loss"].argmin())])
+        raise ScenarioError(
+            f"{self.path} has no validation figures to choose by: its protocol has no outer steps, or its "
+            "problem no validation samples; take the last row of `metrics`"
+        )
+
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client: steps and final metrics; empty for a run that did not end."""

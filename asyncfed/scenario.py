@@ -39,6 +39,7 @@ from asyncfed.protocols import (
     PDBO,
     SGP,
     VRHGP,
+    CompareHypergradients,
     Diminishing,
     EstimateHypergradient,
     ExactBackprop,
@@ -54,7 +55,7 @@ _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
         SGP, DSGD, FedAvg, Local, HGP, VRHGP, ExactBackprop, ITDForward, ITDBackward,
-        PDBO, CDBO, EstimateHypergradient,
+        PDBO, CDBO, CompareHypergradients, EstimateHypergradient,
         StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform, Metropolis,
         FastestMixing, Given,
     )
@@ -175,7 +176,7 @@ def _require_outer(problem: Problem) -> None:
     if unused:
         raise ScenarioError(
             f"neither loss of problem {problem.name!r} depends on {', '.join(map(repr, unused))} of its "
-            "outer variable, so its hypergradient is zero; use it in inner_loss or outer_loss, or leave it out"
+            "outer variable, so its hypergradient is zero; use it in a loss, or leave it out"
         )
 
 

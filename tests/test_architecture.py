@@ -56,6 +56,7 @@ def test_protocols_are_listed() -> None:
         "PDBO",
         "SGP",
         "VRHGP",
+        "CompareHypergradients",
         "Diminishing",
         "EstimateHypergradient",
         "ExactBackprop",

@@ -3,7 +3,7 @@
 from asyncfed.protocols.exact_backprop import ExactBackprop
 from asyncfed.protocols.hgp import HGP
 from asyncfed.protocols.itd import ITDBackward, ITDForward
-from asyncfed.protocols.pdbo import CDBO, PDBO, EstimateHypergradient
+from asyncfed.protocols.pdbo import CDBO, PDBO, CompareHypergradients, EstimateHypergradient
 from asyncfed.protocols.schedules import Diminishing, StepDecay
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.special_cases import DSGD, FedAvg, Local
@@ -16,6 +16,7 @@ __all__ = [
     "PDBO",
     "SGP",
     "VRHGP",
+    "CompareHypergradients",
     "Diminishing",
     "EstimateHypergradient",
     "ExactBackprop",

@@ -170,6 +170,9 @@ class Method(Protocol):
     def batch(self) -> int | Literal["inner"] | None: ...
 
     @property
+    def record(self) -> bool: ...
+
+    @property
     def estimates(self) -> bool: ...
 
     def check(self, network: Network, weights: Weights, timing: Timing) -> None: ...
@@ -190,15 +193,19 @@ class Method(Protocol):
     ) -> Emission:
         """A round of (4b), gradient after communication: what was absorbed is the new u itself."""
 
-    def result(self, memory: Tensors) -> Tensor: ...
+    def result(self, v: Tensor, memory: Tensors) -> Tensor:
+        """The estimate that a v stands for."""
 
 
 @dataclass(frozen=True)
 class Backward(PhaseDefaults):
-    """The rounds of a method, after the steps of `inner`."""
+    """The rounds of a method, after the steps of `inner`. What it finds is carried on as "hypergradient" (and
+    "history", where the method records), with `label` behind it.
+    """
 
     method: Method
     inner: SGP
+    label: str = ""
 
     kind = "hypergradient"
     judged = False
@@ -249,6 +256,8 @@ class Backward(PhaseDefaults):
         omega = carried.get("omega", torch.ones_like(x[:, :1]))
         opening = self.method.open(*outer_terms(site, carried))
         memory = {"x": x, "omega": omega, "lam": lam, **opening.memory}
+        if self.method.record:
+            memory["history"] = lam.new_zeros(len(lam), self.method.rounds, lam.shape[1])
         if self.batch is None and x.shape[1] <= _LAID_OUT:
             hessian, memory["cross"] = site.derivatives.whole_inner_jacobians(x, lam, site.data.train)
             hessian.diagonal(dim1=1, dim2=2).add_(self.inner.weight_decay)
@@ -266,7 +275,22 @@ class Backward(PhaseDefaults):
     ) -> Emission:
         roles = self._roles(steps)
         if len(set(roles)) == 1:
-            return self._round(derivatives, roles[0], absorbed, memory, batch, room)
+            emission = self._round(derivatives, roles[0], absorbed, memory, batch, room)
+        else:
+            emission = self._some_of_each(derivatives, roles, absorbed, memory, batch)
+        if self.method.record and "v" in emission.memory:
+            self._write_down(memory["history"], emission.memory["v"], roles, steps)
+            emission.memory["history"] = memory["history"]
+        return emission
+
+    def _some_of_each(
+        self,
+        derivatives: Derivatives,
+        roles: list[Role],
+        absorbed: Tensors,
+        memory: Tensors,
+        batch: tuple[Tensor, ...],
+    ) -> Emission:
         # In virtual time some clients may be in a v-round while others are in a u-round.
         parts: list[tuple[Tensor, Emission]] = []
         for role in Role:
@@ -300,6 +324,12 @@ class Backward(PhaseDefaults):
         size = torch.linalg.vector_norm(emission.payload["u"], dim=1)
         return Emission(emission.payload, emission.residue, {"u": size}, emission.memory)
 
+    def _write_down(self, history: Tensor, v: Tensor, roles: list[Role], steps: Steps) -> None:
+        moved = np.flatnonzero([role in (Role.V, Role.BOTH) for role in roles])
+        turn = steps // 2 if self.method.sampling == "alternating" else steps - (self.inner.order == "4a")
+        rows = torch.from_numpy(moved).to(v.device)
+        history[rows, torch.from_numpy(turn[moved]).to(v.device)] = v[rows]
+
     def _roles(self, steps: Steps) -> list[Role]:
         before = self.inner.order == "4a"
         if self.method.sampling == "joint":
@@ -319,7 +349,11 @@ class Backward(PhaseDefaults):
         return Estimate(memory["x"], memory["lam"])
 
     def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
-        return {"hypergradient": self.method.result(memory)}
+        found = {f"hypergradient{self.label}": self.method.result(memory["v"], memory)}
+        if self.method.record:
+            constant = {key: value.unsqueeze(1) for key, value in memory.items()}
+            found[f"history{self.label}"] = self.method.result(memory["history"], constant)
+        return found
 
 
 def outer_terms(site: Site, carried: Tensors) -> tuple[Tensor, Tensor]:

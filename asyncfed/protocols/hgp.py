@@ -47,6 +47,8 @@ class HGP:
         Minibatch size; None for all of a client's training data; "inner" for that of the inner steps.
     lr
         Step size of the linearized step; None for the rate that the inner steps begin with.
+    record
+        Keep the estimate after every round, as "history" (clients, rounds, d_outer) beside the final one.
     """
 
     rounds: int
@@ -54,6 +56,7 @@ class HGP:
     expectations: Literal["estimated", "exact"] = "estimated"
     batch: int | Literal["inner"] | None = "inner"
     lr: float | None = None
+    record: bool = False
 
     name = "hgp"
 
@@ -118,5 +121,5 @@ class HGP:
         u = total.add_(product)
         return Emission({"u": u}, memory={**moved_v, **({"u": u} if keeps_u else {})})
 
-    def result(self, memory: Tensors) -> Tensor:
-        return memory["v"]
+    def result(self, v: Tensor, memory: Tensors) -> Tensor:
+        return v

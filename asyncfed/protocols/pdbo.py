@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from asyncfed.errors import ScenarioError
+from asyncfed.protocols.backward import Backward
+from asyncfed.protocols.hgp import HGP
 from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep, Start, check_outer
 from asyncfed.protocols.phase import Phase
 from asyncfed.protocols.sgp import SGP
+from asyncfed.protocols.vr_hgp import VRHGP
 
 
 class Estimator(Protocol):
@@ -93,6 +96,23 @@ class CDBO:
         step = OuterPush(self.outer_lr, self.consensus, self.start)
         once = (*self.hypergradient.with_inner(self.inner), step)
         return (*(once * self.outer_steps), *self.inner.phases())
+
+
+@dataclass(frozen=True)
+class CompareHypergradients:
+    """Several methods at the same variables, after the same steps of `inner`: what method k finds is carried
+    on as "hypergradient/k".
+    """
+
+    inner: SGP
+    methods: tuple[HGP | VRHGP, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "methods", tuple(self.methods))
+
+    def phases(self) -> tuple[Phase, ...]:
+        backward = (Backward(method, self.inner, f"/{k}") for k, method in enumerate(self.methods))
+        return (*self.inner.phases(), *backward)
 
 
 @dataclass(frozen=True)

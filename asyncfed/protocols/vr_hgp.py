@@ -46,6 +46,7 @@ class VRHGP:
     expectations: Literal["estimated", "exact"] = "estimated"
     batch: int | Literal["inner"] | None = "inner"
     lr: float | None = None
+    record: bool = False
 
     name = "vr-hgp"
 
@@ -123,8 +124,8 @@ class VRHGP:
             remembered["u"] = u
         return Emission({"u": u, "w": w}, memory=remembered)
 
-    def result(self, memory: Tensors) -> Tensor:
-        return memory["v"] + memory["c_lam"]
+    def result(self, v: Tensor, memory: Tensors) -> Tensor:
+        return v + memory["c_lam"]
 
     def _residue(self, by_y: tuple[Tensor, ...], memory: Tensors) -> Tensors:
         return {"u": by_y[0], "w": by_y[1].add_(memory["c"])}
