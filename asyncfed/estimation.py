@@ -142,8 +142,8 @@ def hypergradient(
         method = replace(method, record=True)
     timing, weights = timing or Lockstep(), weights or Uniform()
     network = timing.network(topology)
-    shares = weights.prepare(network if inner.sends else network.silent())
-    p_bar = expected_matrix(network if inner.sends else network.silent(), *shares.expected())
+    heard, sharing = (network, weights) if inner.sends else (network.silent(), Uniform())
+    p_bar = expected_matrix(heard, *sharing.prepare(heard).expected())
     step = InnerMap(first_rate(inner.lr), inner.order, inner.weight_decay)
     initial: dict[str, Tensor] = {}
     solve = isinstance(at, str) and at == "solve"
@@ -153,8 +153,14 @@ def hypergradient(
         if isinstance(method, (HGP, VRHGP)):
             method = replace(method, expectations="exact")
         if isinstance(at, Mapping):
-            initial = dict(at)
-            initial.setdefault("omega", stationary_omega(p_bar))
+            initial = _given(at)
+            if "omega" not in initial:
+                initial["omega"] = stationary_omega(p_bar) if inner.sends else torch.ones(network.n, 1)
+        elif not inner.sends:
+            raise ScenarioError(
+                f"{type(inner).__name__} has no stationary point in common: everybody is alone; let it solve "
+                "the inner problems (at='solve'), or give the variables"
+            )
         else:
             point = stationary_point(problem, p_bar, step)
             initial = {"inner": point.x, "outer": point.lam, "omega": point.omega}
@@ -194,6 +200,14 @@ def _named(name: str, rounds: int) -> Estimator:
     if name not in makers:
         raise UnknownNameError("hypergradient method", name, makers)
     return makers[name]()
+
+
+def _given(at: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    known = ("inner", "outer", "omega")
+    for name in at:
+        if name not in known:
+            raise UnknownNameError("variable to estimate at", name, known)
+    return dict(at)
 
 
 def _as_used(step: InnerMap, method: Estimator) -> InnerMap:

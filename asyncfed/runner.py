@@ -16,6 +16,8 @@ import torch
 
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems.derivatives import Derivatives
+from asyncfed.problems.layout import Layout
+from asyncfed.protocols.outer import OuterPush, OuterStep, rates_by_part
 from asyncfed.protocols.phase import Tensors
 from asyncfed.result import Result
 from asyncfed.rng import Streams
@@ -93,7 +95,9 @@ def run(
         whatever the protocol carries, as in the `final` of another run.
     """
     network = check(scenario)
-    start = _initial(scenario, initial)
+    derivatives = Derivatives.of(scenario.problem)
+    _check_outer_rates(scenario, derivatives.outer)
+    start = _initial(scenario.clients, derivatives, initial)
     _check_options(backend, clients_per_actor, device, tap, scenario.clients)
     directory = RunDirectory.create(out, scenario.name)
     directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
@@ -234,16 +238,22 @@ def _open_backend(
     )
 
 
-def _initial(scenario: Scenario, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
-    """The given variables, checked: one row for every client, as long as the problem's own."""
-    if not initial:
-        return {}
-    derivatives = Derivatives.of(scenario.problem)
-    lengths = {"inner": derivatives.inner.d, "outer": derivatives.outer.d}
+def _check_outer_rates(scenario: Scenario, outer: Layout) -> None:
+    """Refuse rates for parts that the outer variable does not have, before any inner step is made."""
+    for phase in scenario.protocol.phases():
+        if isinstance(phase, (OuterStep, OuterPush)):
+            rates_by_part(phase.outer_lr, outer, torch.empty(0))
+
+
+def _initial(
+    clients: int, derivatives: Derivatives, initial: Mapping[str, torch.Tensor] | None
+) -> Tensors:
+    """The given variables, checked: a row for every client, as long as the problem's own where it has one."""
+    lengths = {"inner": derivatives.inner.d, "outer": derivatives.outer.d, "omega": 1}
     rows: Tensors = {}
-    for name, given in initial.items():
+    for name, given in (initial or {}).items():
         value = torch.as_tensor(given)
-        expected = (scenario.clients, lengths.get(name, value.shape[-1] if value.ndim else 1))
+        expected = (clients, lengths[name]) if name in lengths else (clients, *(value.shape[1:] or (1,)))
         if tuple(value.shape) != expected:
             raise ScenarioError(
                 f"initial[{name!r}] has the shape {tuple(value.shape)}; it must be {expected}: "

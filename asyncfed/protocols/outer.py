@@ -41,7 +41,12 @@ def rates_by_part(outer_lr: OuterRate, layout: Layout, like: Tensor) -> Tensor:
     """The learning rate of every entry of the outer variable (d_outer,)."""
     if not isinstance(outer_lr, Mapping):
         return like.new_full((layout.d,), float(outer_lr))
-    parts = layout.names or ()
+    if layout.names is None:
+        raise ScenarioError(
+            f"outer_lr names {', '.join(outer_lr)}, but the outer variable is a single tensor without named "
+            "parts; give one number"
+        )
+    parts = layout.names
     for name in outer_lr:
         if name not in parts:
             raise UnknownNameError("part of the outer variable in outer_lr", name, parts)

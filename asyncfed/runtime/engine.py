@@ -79,7 +79,8 @@ def execute(
         every = (
             evaluate_every if evaluate_every is not None else timing.snapshot_interval(max(1, phase.steps))
         )
-        wanted = phase.sends and number + 1 < len(phases) and phases[number + 1].estimates
+        # Only the inner steps show p: where hypergradients travel, messages have other weights.
+        wanted = phase.sends and phase.judged and any(later.estimates for later in phases[number + 1 :])
         tally = Tally(heard) if wanted else None
         reports: list[dict[str, FloatArray]] = []
         for item in timing.timeline(heard, shares, streams, talk, recorder, every, tally):
