@@ -245,9 +245,7 @@ def _check_outer_rates(scenario: Scenario, outer: Layout) -> None:
             rates_by_part(phase.outer_lr, outer, torch.empty(0))
 
 
-def _initial(
-    clients: int, derivatives: Derivatives, initial: Mapping[str, torch.Tensor] | None
-) -> Tensors:
+def _initial(clients: int, derivatives: Derivatives, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
     """The given variables, checked: a row for every client, as long as the problem's own where it has one."""
     lengths = {"inner": derivatives.inner.d, "outer": derivatives.outer.d, "omega": 1}
     rows: Tensors = {}

@@ -13,6 +13,7 @@ from benchmarks.table import Row
 
 def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
     from benchmarks.events import event_driven
+    from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
     from benchmarks.on_ray import many_actors, packed
     from benchmarks.sizes import sizes
@@ -22,6 +23,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "reference": reference_work,
         "small": small_model,
         "events": event_driven,
+        "hgp": hypergradient_rounds,
         "trace": trace,
         "sizes": sizes,
         "packed": packed,

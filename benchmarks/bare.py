@@ -27,7 +27,7 @@ class VmappedLoop:
         self.shards = problem.data.to(torch.float32).train
         self.sizes = torch.from_numpy(self.shards.sizes)
         self.generator = torch.Generator().manual_seed(seed)
-        self.mixing = _mixing(n, self.generator)
+        self.mixing = mixing(n, self.generator)
         self.gradient = vmap(grad_and_value(lambda x, batch: problem.inner_loss(x, {}, batch)))
 
     def step(self) -> None:
@@ -80,7 +80,7 @@ class HandBatched:
         loop.omega = loop.mixing @ loop.omega
 
 
-def _mixing(n: int, generator: torch.Generator) -> torch.Tensor:
+def mixing(n: int, generator: torch.Generator) -> torch.Tensor:
     """A column-stochastic matrix like those of stochastic directed links with probabilities around 0.6."""
     links = (torch.rand(n, n, generator=generator) < 0.6).float()
     links.fill_diagonal_(1.0)

@@ -150,7 +150,7 @@ def summarise(
                 "network": where,
                 "method": method,
                 "accuracy": f"{ours[0]:.1f} / {ours[1]:.1f}",
-                "paper": f"{theirs[0]:.1f} / {theirs[1]:.1f}" if theirs else "–",
+                **({"paper": f"{theirs[0]:.1f} / {theirs[1]:.1f}" if theirs else "–"} if paper else {}),
                 "outer step": str(int(figures["outer_step"])) if "outer_step" in figures else "–",
                 "MB sent": round(float(result.metrics["bytes"].iloc[-1]) / 1e6),
                 "seconds": round(float(result.manifest["wall_seconds"])),

@@ -1,8 +1,8 @@
 """Personalization on EMNIST (001, Table 1) in the paper's own setting, for GPUs.
 
 A CNN of 2,278,334 parameters (three of them for MTL), T = 600 inner steps of batch 128, M = 200 rounds, 20
-outer steps. What the paper leaves open: the step size of the linearized step. It is taken as the rate that the
-inner steps end with (0.01 of the first), which is the α_i at hand when (VR-)HGP begins.
+outer steps. What the paper leaves open: the step size of the linearized step. It is taken as the rate that
+the inner steps end with (0.01 of the first), which is the α_i at hand when (VR-)HGP begins.
 """
 
 from __future__ import annotations

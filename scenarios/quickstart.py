@@ -1,21 +1,48 @@
-"""Stochastic gradient push on links that come and go, digits, 20 clients; a few seconds."""
+"""Personalization on links that come and go: SGP, Local and PDBO side by side, digits, 20 clients; seconds.
+
+Every client has its own mixture of the ten digits. SGP trains one common model, Local one each, and PDBO
+(PDBO-MTL&DA, with VR-HGP on stochastic directed links) three common models while every client learns its own
+label weights and its own weights of the ensemble.
+"""
 
 from __future__ import annotations
 
-from asyncfed import Scenario
-from asyncfed.problems import classification
-from asyncfed.protocols import SGP, StepDecay
-from topologies import stochastic_directed
+from collections.abc import Mapping
+
+from asyncfed import Result, Study, Summary
+from asyncfed.problems import Problem, personalized_classification
+from scenarios._personalization import Scale, parts, summarise
 
 
-def scenario(
-    clients: int = 20, steps: int = 400, lr: float = 0.3, model: str = "mlp:32", seed: int = 0
-) -> Scenario:
-    return Scenario(
-        name="quickstart",
-        problem=classification("digits", clients=clients, model=model, partition="dirichlet:0.4"),
-        topology=stochastic_directed(clients, probability=(0.4, 0.8), seed=1),
-        # The last quarter at a tenth of the rate lets the clients settle on a common model.
-        protocol=SGP(steps=steps, lr=StepDecay(lr, at=(3 * steps // 4,)), batch=32),
+def study(
+    clients: int = 20,
+    steps: int = 100,
+    outer_steps: int = 8,
+    rounds: int = 40,
+    model: str = "mlp:16",
+    seed: int = 0,
+) -> Study:
+    scale = Scale(
+        clients=clients,
+        steps=steps,
+        batch=32,
+        lr=0.2,
+        lr_mtl=0.6,
+        decay_at=(steps * 5 // 6,),
+        outer_steps=outer_steps,
+        rounds=rounds,
+        hypergradient_lr=0.02,
+        weight_decay=0.0,
         seed=seed,
     )
+
+    def problem(personalize: str, outer_l2: float | Mapping[str, float]) -> Problem:
+        return personalized_classification(
+            "digits", clients=clients, model=model, personalize=personalize, outer_l2=outer_l2
+        )
+
+    def summary(results: Mapping[str, Result]) -> Summary:
+        return summarise(results, {}, f"Digits, {clients} clients, stochastic directed links")
+
+    methods = ("SGP", "Local", "PDBO-MTL&DA")
+    return Study("quickstart", parts(methods, ("StoD",), problem, scale), summary)

@@ -61,7 +61,7 @@ def test_help_and_list_import_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_without_a_terminal_there_are_about_ten_plain_lines(tmp_path: Path) -> None:
-    code, out, errors = finished(tmp_path, "run", "quickstart", "--set", "steps=40")
+    code, out, errors = finished(tmp_path, "run", "sgp_digits", "--set", "steps=40")
     assert code == 0, errors
     lines = [line for line in errors.splitlines() if line.startswith("sgp  step ")]
     assert 8 <= len(lines) <= 12
@@ -73,8 +73,8 @@ def test_without_a_terminal_there_are_about_ten_plain_lines(tmp_path: Path) -> N
 
 
 def test_ctrl_c_leaves_a_readable_partial_run(tmp_path: Path) -> None:
-    process = start(tmp_path, "run", "quickstart", "--set", "steps=1000000", "--set", "evaluate_every=5")
-    metrics = tmp_path / "runs" / "quickstart-0001" / "metrics.jsonl"
+    process = start(tmp_path, "run", "sgp_digits", "--set", "steps=1000000", "--set", "evaluate_every=5")
+    metrics = tmp_path / "runs" / "sgp_digits-0001" / "metrics.jsonl"
     deadline = time.monotonic() + 40
     while not (metrics.exists() and metrics.read_text().count("\n") >= 3):
         assert time.monotonic() < deadline

@@ -13,7 +13,7 @@ from asyncfed.protocols import DSGD, Diminishing, StepDecay
 
 
 def changed(*settings: str) -> Any:
-    return load_scenario("quickstart", ["clients=6", *settings])
+    return load_scenario("sgp_digits", ["clients=6", *settings])
 
 
 def test_a_parameter_of_the_function_comes_first() -> None:
@@ -52,8 +52,8 @@ def test_calls_of_our_own_types_replace_whole_parts() -> None:
 
 
 def test_the_seed_option_wins() -> None:
-    assert load_scenario("quickstart", ["seed=3"]).seed == 3
-    assert load_scenario("quickstart", ["seed=3"], seed=4).seed == 4
+    assert load_scenario("sgp_digits", ["seed=3"]).seed == 3
+    assert load_scenario("sgp_digits", ["seed=3"], seed=4).seed == 4
 
 
 @pytest.mark.parametrize("name", ["sgp_mnist", "sgp-mnist"])

@@ -40,7 +40,7 @@ def test_it_can_be_run_as_it_stands(name: str) -> None:
     check(load_scenario(name))
 
 
-def test_the_quickstart_learns(tmp_path: Path) -> None:
-    metrics = run(load_scenario("quickstart"), out=tmp_path / "r").metrics
+def test_sgp_learns_the_digits(tmp_path: Path) -> None:
+    metrics = run(load_scenario("sgp_digits"), out=tmp_path / "r").metrics
     assert metrics["accuracy"].iloc[-1] > 0.93
     assert metrics["accuracy_p10"].iloc[-1] > 0.85
