@@ -16,8 +16,6 @@ import torch
 
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems.derivatives import Derivatives
-from asyncfed.problems.layout import Layout
-from asyncfed.protocols.outer import OuterPush, OuterStep, rates_by_part
 from asyncfed.protocols.phase import Tensors
 from asyncfed.result import Result
 from asyncfed.rng import Streams
@@ -96,7 +94,6 @@ def run(
     """
     network = check(scenario)
     derivatives = Derivatives.of(scenario.problem)
-    _check_outer_rates(scenario, derivatives.outer)
     start = _initial(scenario.clients, derivatives, initial)
     _check_options(backend, clients_per_actor, device, tap, scenario.clients)
     directory = RunDirectory.create(out, scenario.name)
@@ -236,13 +233,6 @@ def _open_backend(
         address=address,
         initial=initial,
     )
-
-
-def _check_outer_rates(scenario: Scenario, outer: Layout) -> None:
-    """Refuse rates for parts that the outer variable does not have, before any inner step is made."""
-    for phase in scenario.protocol.phases():
-        if isinstance(phase, (OuterStep, OuterPush)):
-            rates_by_part(phase.outer_lr, outer, torch.empty(0))
 
 
 def _initial(clients: int, derivatives: Derivatives, initial: Mapping[str, torch.Tensor] | None) -> Tensors:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
+import torch
 
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
 from asyncfed.network import (
@@ -49,6 +50,7 @@ from asyncfed.protocols import (
     Local,
     StepDecay,
 )
+from asyncfed.protocols.outer import OuterPush, OuterStep, rates_by_part
 from asyncfed.protocols.phase import Phase, ProtocolLike
 
 _TYPES: dict[str, type[Any]] = {
@@ -157,6 +159,10 @@ def _check_phases(scenario: Scenario, phases: tuple[Phase, ...]) -> None:
         )
     if any(phase.needs_outer for phase in phases):
         _require_outer(scenario.problem)
+        outer = Derivatives.of(scenario.problem).outer
+        for phase in _different(phases):
+            if isinstance(phase, (OuterStep, OuterPush)):
+                rates_by_part(phase.outer_lr, outer, torch.empty(0))  # refuses parts that λ does not have
 
 
 def _require_outer(problem: Problem) -> None:

@@ -83,14 +83,20 @@ def _changed(scenario: Scenario, key: str, value: Any) -> Scenario:
         recipe_data = _topology_recipe(scenario)
         recipe_data["arguments"][inner] = value
         return dataclasses.replace(scenario, topology=from_recipe(recipe_data))
-    current = getattr(getattr(scenario, part), inner)
-    if inner == "lr" and isinstance(value, str):
+    return dataclasses.replace(scenario, **{part: _with(getattr(scenario, part), inner, value, key)})
+
+
+def _with(whole: Any, path: str, value: Any, key: str) -> Any:
+    """A value with one of its fields changed, however deep: `inner.lr` of a protocol, say."""
+    name, _, rest = path.partition(".")
+    current = getattr(whole, name)
+    if rest:
+        return dataclasses.replace(whole, **{name: _with(current, rest, value, key)})
+    if name == "lr" and isinstance(value, str):
         value = _called(value, _makers()["lr"], "learning rate")
-    elif isinstance(current, (int, float)) and isinstance(value, str) and inner != "bandwidth":
+    elif isinstance(current, (int, float)) and isinstance(value, str) and name != "bandwidth":
         raise ScenarioError(f"{key} is {value!r}; it must be a number, such as {current!r}")
-    return dataclasses.replace(
-        scenario, **{part: dataclasses.replace(getattr(scenario, part), **{inner: value})}
-    )
+    return dataclasses.replace(whole, **{name: value})
 
 
 def _whole_part(part: str, value: Any) -> Any:
@@ -138,7 +144,14 @@ def _makers() -> dict[str, dict[str, Callable[..., Any]]]:
         "timing": [network.Lockstep, network.VirtualTime],
         "weights": [network.Uniform, network.Metropolis, network.FastestMixing],
         "lr": [protocols.Diminishing, protocols.StepDecay],
-        "problem": [problems.classification, problems.quadratic],
+        "problem": [
+            problems.classification,
+            problems.quadratic,
+            problems.personalized_classification,
+            problems.personalized_characters,
+            problems.bilevel_quadratic,
+            problems.logistic_pair,
+        ],
         "topology": [getattr(topologies, name) for name in generators],
     }
     return {part: {maker.__name__: maker for maker in makers} for part, makers in kinds.items()}
@@ -150,7 +163,11 @@ def _topology_recipe(scenario: Scenario) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> list[str]:
-    return [f.name for f in dataclasses.fields(value) if f.init] if dataclasses.is_dataclass(value) else []
+    """The names of a value's fields, and of theirs: lr, inner, inner.lr, …"""
+    if not dataclasses.is_dataclass(value):
+        return []
+    names = [f.name for f in dataclasses.fields(value) if f.init]
+    return [*names, *(f"{name}.{deeper}" for name in names for deeper in _fields(getattr(value, name)))]
 
 
 def _literal(text: str) -> Any:

@@ -101,7 +101,7 @@ class Phase(Protocol):
 
     @property
     def estimates(self) -> bool:
-        """Whether it weighs messages by what the clients saw of the network in the phase before."""
+        """Whether it weighs messages by what the clients saw of the network in the inner steps before."""
 
     @property
     def needs_outer(self) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from asyncfed.cli.scenarios import load_scenario
 from asyncfed.network import Metropolis, VirtualTime
 from asyncfed.network.distributions import Exponential
-from asyncfed.protocols import DSGD, Diminishing, StepDecay
+from asyncfed.protocols import DSGD, PDBO, VRHGP, Diminishing, StepDecay
 
 
 def changed(*settings: str) -> Any:
@@ -27,6 +27,14 @@ def test_parts_of_the_protocol_and_the_scenario() -> None:
     scenario = changed("protocol.order=4a", "protocol.batch=None", "evaluate_every=10", "precision=float64")
     assert (scenario.protocol.order, scenario.protocol.batch) == ("4a", None)
     assert (scenario.evaluate_every, scenario.precision) == (10, "float64")
+
+
+def test_parts_within_parts() -> None:
+    settings = ["protocol.inner.steps=3", "protocol.inner.lr=0.5", "protocol.hypergradient.rounds=2"]
+    protocol = load_scenario("pdbo_digits", ["clients=6", *settings]).protocol
+    assert isinstance(protocol, PDBO)
+    assert (protocol.inner.steps, protocol.inner.lr) == (3, 0.5)
+    assert protocol.hypergradient == VRHGP(rounds=2, sampling="joint", lr=0.06)
 
 
 def test_problem_and_topology_are_made_again() -> None:
