@@ -5,7 +5,7 @@ ensembles three of them), 300 inner steps instead of 600, 40 rounds of (VR-)HGP 
 instead of 20. `pdbo_emnist_full` has the paper's own sizes.
 
 The inner rate matters. At 0.1 (0.5 for ensembles, the paper's ratio) SGP is short of what it could reach in
-300 steps, and label weights help. At 0.3 (0.9), where SGP does best, raising weights only raises an inner rate
+300 steps, and label weights help. At 0.3 (0.9), where SGP does best, raising them only raises an inner rate
 that is at its limit already: PDBO-DA gets worse with every outer step, until its series diverges.
 """
 
