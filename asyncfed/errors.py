@@ -75,8 +75,8 @@ class SeriesDivergesError(DivergenceError):
             self,
             f"{method}: the largest ‖u‖ of a client grew from {start:.3g} to {largest:.3g}, so the series "
             f"that makes the hypergradient diverges; lower the inner step size (lr is {lr:g}; or give the "
-            "method an lr of its own), add weight decay or a convex term to the inner loss, or use fewer "
-            "rounds",
+            "method an lr of its own), add weight decay or a convex term to the inner loss, use fewer "
+            "rounds, or let more inner steps (or expectations='exact') tell p̄ and δ̄ better",
         )
         self.method, self.start, self.largest, self.lr = method, start, largest, lr
 

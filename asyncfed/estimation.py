@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -125,8 +126,8 @@ def hypergradient(
         which without saying is the stationary one. At given variables nobody has seen the network yet, so
         p̄ and δ̄ are exact.
     truth
-        Whether to compute B̄ (I − Ā)⁻¹ c^y + c^λ at the same point; "auto" does where n·d is small enough and
-        the network loses nothing.
+        Whether to compute B̄ (I − Ā)⁻¹ c^y + c^λ at the same point; "auto" does where n·d is small enough,
+        the network loses nothing and all clients have the same mean pace.
     record
         Keep the estimate after every round (`history`).
     options
@@ -145,6 +146,16 @@ def hypergradient(
     heard, sharing = (network, weights) if inner.sends else (network.silent(), Uniform())
     p_bar = expected_matrix(heard, *sharing.prepare(heard).expected())
     step = InnerMap(first_rate(inner.lr), inner.order, inner.weight_decay)
+    pace = timing.pace(network.n)
+    in_step = not inner.sends or bool(np.ptp(pace) <= 1e-9 * pace.max())
+    comparable = network.lossless and in_step
+    if truth is True and not (comparable and affordable(problem)):
+        raise ScenarioError(
+            "there is no dense truth to compare with: it is that of the lockstep iteration, for networks "
+            "that lose nothing, clients of the same mean pace and small problems; leave out truth=True"
+        )
+    if truth not in (True, False, "auto"):
+        raise ScenarioError(f"truth is {truth!r}; it must be True, False or 'auto'")
     initial: dict[str, Tensor] = {}
     solve = isinstance(at, str) and at == "solve"
     if isinstance(at, str) and at not in ("solve", "stationary"):
@@ -160,6 +171,11 @@ def hypergradient(
             raise ScenarioError(
                 f"{type(inner).__name__} has no stationary point in common: everybody is alone; let it solve "
                 "the inner problems (at='solve'), or give the variables"
+            )
+        elif not in_step:
+            raise ScenarioError(
+                "where clients go at different paces the stationary point is not that of the lockstep "
+                "iteration; let SGP solve the inner problem (at='solve'), or give the variables"
             )
         else:
             point = stationary_point(problem, p_bar, step)
@@ -178,7 +194,7 @@ def hypergradient(
     final = result.final
     x = final["inner"]
     there = Point(x, final.get("omega", torch.ones_like(x[:, :1])), final["outer"])
-    wanted = truth is True or (truth == "auto" and affordable(problem) and network.lossless)
+    wanted = truth is True or (truth == "auto" and affordable(problem) and comparable)
     return HypergradientEstimate(
         final["hypergradient"],
         there,

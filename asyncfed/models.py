@@ -205,7 +205,9 @@ def stacked_outputs(module: nn.Module, parameters: Mapping[str, Tensor], inputs:
 
 def _is_perceptron(module: nn.Module) -> bool:
     plain = (nn.Flatten, nn.Linear, nn.ReLU)
-    return isinstance(module, nn.Sequential) and all(isinstance(layer, plain) for layer in module)
+    return isinstance(module, nn.Sequential) and all(
+        isinstance(layer, plain) and getattr(layer, "bias", True) is not None for layer in module
+    )
 
 
 def has_convolutions(module: nn.Module) -> bool:

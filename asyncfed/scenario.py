@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import networkx as nx
@@ -157,6 +158,12 @@ def _check_phases(scenario: Scenario, phases: tuple[Phase, ...]) -> None:
             f"a horizon of {horizon} would cut a protocol of {len(phases)} phases somewhere "
             "in the middle of one; leave the horizon out, the protocol says how many steps are made"
         )
+    for before, phase in pairwise(phases):
+        if phase.estimates and before.judged and before.sends and not before.steps:
+            raise ScenarioError(
+                f"{phase.name} is to estimate p̄ and δ̄ from the inner steps, but {before.name} makes none; "
+                "give it steps, or the method expectations='exact'"
+            )
     if any(phase.needs_outer for phase in phases):
         _require_outer(scenario.problem)
         outer = Derivatives.of(scenario.problem).outer

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncfed import Result, Scenario, Summary, SummaryTable
 from asyncfed.errors import UnknownNameError
-from asyncfed.network import Metropolis, Uniform, Weights
+from asyncfed.network import FastestMixing, Metropolis, Uniform, Weights
 from asyncfed.problems import Problem
 from asyncfed.protocols import HGP, PDBO, SGP, VRHGP, Local, StepDecay
 from topologies import erdos_renyi, fully_connected, stochastic_directed, stochastic_undirected
@@ -41,8 +41,10 @@ class Scale:
     decay_at: tuple[int, ...]
     outer_steps: int
     rounds: int
-    hypergradient_lr: float  # of a single model; that of an ensemble is as much larger as its lr
+    hypergradient_lr: float
+    hypergradient_lr_mtl: float
     weight_decay: float = 1e-3
+    fastest_mixing: bool = False
     seed: int = 0
 
 
@@ -51,12 +53,12 @@ ProblemMaker = Callable[
 ]  # of a personalization and outer L2 rates
 
 
-def network(name: str, clients: int) -> tuple[nx.Graph, Weights]:
-    """One of the paper's four (§6.1, App. D), drawn once."""
+def network(name: str, clients: int, *, fastest: bool = False) -> tuple[nx.Graph, Weights]:
+    """One of the paper's four (§6.1, App. D), drawn once; FixU with Metropolis or fastest mixing."""
     if name == "FC":
         return fully_connected(clients), Uniform()
     if name == "FixU":
-        return erdos_renyi(clients, 0.4, seed=1), Metropolis()
+        return erdos_renyi(clients, 0.4, seed=1), FastestMixing() if fastest else Metropolis()
     if name == "StoU":
         return stochastic_undirected(clients, probability=(0.4, 0.8), seed=1), Uniform()
     if name == "StoD":
@@ -73,7 +75,7 @@ def networks_of(name: str) -> Sequence[str]:
 
 def row(method: str, where: str, problem: ProblemMaker, scale: Scale) -> Scenario:
     """One cell of the table."""
-    graph, weights = network(where, scale.clients)
+    graph, weights = network(where, scale.clients, fastest=scale.fastest_mixing)
     ensemble = "MTL" in method
     lr = scale.lr_mtl if ensemble else scale.lr
     settings: dict[str, Any] = {
@@ -98,7 +100,9 @@ def row(method: str, where: str, problem: ProblemMaker, scale: Scale) -> Scenari
     kind = _PERSONALIZE[method]
     parts = {"da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}[kind]
     estimator = (HGP if fixed else VRHGP)(
-        rounds=scale.rounds, sampling="joint", lr=scale.hypergradient_lr * lr / scale.lr
+        rounds=scale.rounds,
+        sampling="joint",
+        lr=scale.hypergradient_lr_mtl if ensemble else scale.hypergradient_lr,
     )
     protocol_pdbo = PDBO(
         inner=SGP(**settings),

@@ -185,7 +185,8 @@ def _findings(
         # What is left of the start after M rounds: w forgets it by 1 − β + βη_A a round.
         left = (0.9 + 0.1 * etas) ** errors.shape[2]
         slow = ", ".join(f"{value:.2f}" for value in left[~below])
-        findings.append((f"{name}: where it does not, (1 − β + βη_A)^M is {slow}, not yet small", None))
+        text = f"{name}: what w still holds of its start there, (1 − β + βη_A)^M: {slow}"
+        findings.append((text, None))
     course = errors[:, hgp].mean(0)
     later = course[-1] / course[min(_EARLY, len(course)) - 1]
     text = f"{name}: HGP improves little after m = {_EARLY} (its error ends at {later:.2f} of that)"

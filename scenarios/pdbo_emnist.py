@@ -63,6 +63,7 @@ def study(
     outer_steps: int = 10,
     rounds: int = 40,
     hypergradient_lr: float = 0.01,
+    hypergradient_lr_mtl: float = 0.02,
     seed: int = 0,
 ) -> Study:
     """`network` is FC, FixU, StoU, StoD or all."""
@@ -76,6 +77,7 @@ def study(
         outer_steps=outer_steps,
         rounds=rounds,
         hypergradient_lr=hypergradient_lr,
+        hypergradient_lr_mtl=hypergradient_lr_mtl,
         seed=seed,
     )
 

@@ -2,7 +2,8 @@
 
 A CNN of 2,278,334 parameters (three of them for MTL), T = 600 inner steps of batch 128, M = 200 rounds, 20
 outer steps. What the paper leaves open: the step size of the linearized step. It is taken as the rate that
-the inner steps end with (0.01 of the first), which is the α_i at hand when (VR-)HGP begins.
+the inner steps end with (0.01 of the first), which is the α_i at hand when (VR-)HGP begins. And what differs:
+on FC and FixU the paper communicates once per epoch (Marfoq et al. 2021), here every step is SGP (4b).
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def study(
         outer_steps=outer_steps,
         rounds=rounds,
         hypergradient_lr=hypergradient_lr,
+        hypergradient_lr_mtl=5 * hypergradient_lr,
+        fastest_mixing=True,
         seed=seed,
     )
 

@@ -50,6 +50,7 @@ def study(
         outer_steps=outer_steps,
         rounds=rounds,
         hypergradient_lr=hypergradient_lr,
+        hypergradient_lr_mtl=2 * hypergradient_lr,
         weight_decay=1e-4,
         seed=seed,
     )

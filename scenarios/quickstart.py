@@ -32,6 +32,7 @@ def study(
         outer_steps=outer_steps,
         rounds=rounds,
         hypergradient_lr=0.02,
+        hypergradient_lr_mtl=0.06,
         weight_decay=0.0,
         seed=seed,
     )

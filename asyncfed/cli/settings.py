@@ -94,6 +94,8 @@ def _with(whole: Any, path: str, value: Any, key: str) -> Any:
         return dataclasses.replace(whole, **{name: _with(current, rest, value, key)})
     if name == "lr" and isinstance(value, str):
         value = _called(value, _makers()["lr"], "learning rate")
+    elif name in ("inner", "hypergradient"):
+        value = _called(str(value), _makers()[name], name)
     elif isinstance(current, (int, float)) and isinstance(value, str) and name != "bandwidth":
         raise ScenarioError(f"{key} is {value!r}; it must be a number, such as {current!r}")
     return dataclasses.replace(whole, **{name: value})
@@ -141,6 +143,14 @@ def _makers() -> dict[str, dict[str, Callable[..., Any]]]:
     ]
     kinds: dict[str, list[Callable[..., Any]]] = {
         "protocol": [protocols.SGP, protocols.DSGD, protocols.FedAvg, protocols.Local],
+        "inner": [protocols.SGP, protocols.DSGD, protocols.FedAvg, protocols.Local],
+        "hypergradient": [
+            protocols.HGP,
+            protocols.VRHGP,
+            protocols.ExactBackprop,
+            protocols.ITDForward,
+            protocols.ITDBackward,
+        ],
         "timing": [network.Lockstep, network.VirtualTime],
         "weights": [network.Uniform, network.Metropolis, network.FastestMixing],
         "lr": [protocols.Diminishing, protocols.StepDecay],

@@ -60,6 +60,9 @@ class Tally:
         self._weight, self._kept = np.zeros(network.edges), np.zeros(network.n)
         self._absorbed = np.zeros(network.edges, dtype=np.int64)
         self._sends, self._steps = (np.zeros(network.n, dtype=np.int64) for _ in range(2))
+        # Of each edge: the receiver's steps, and the messages, up to and with the first that it brought.
+        # Where messages are late, the steps before say how long the way is, not how often one comes.
+        self._first_steps, self._first_messages = (np.zeros(network.edges, np.int64) for _ in range(2))
 
     def round(self, weights: FloatArray, kept: FloatArray, arrives: BoolArray) -> None:
         """A step of everybody: all send, and absorb what arrives."""
@@ -78,7 +81,10 @@ class Tally:
     def absorbed(self, receiver: int, edges: IntArray) -> None:
         """Messages reached a client over these edges, which all lead to it; an edge may occur repeatedly."""
         assert (self._network.receivers[edges] == receiver).all(), "a client counts what reaches itself"
+        new = edges[self._absorbed[edges] == 0]
         np.add.at(self._absorbed, edges, 1)
+        self._first_steps[new] = self._steps[receiver]
+        self._first_messages[new] = self._absorbed[new]
 
     def stepped(self, client: int) -> None:
         self._steps[client] += 1
@@ -94,7 +100,7 @@ class Tally:
         return Expectations(
             _mean(self._weight, self._sends[network.senders]),
             np.where(self._sends > 0, _mean(self._kept, self._sends), 1.0),
-            _mean(self._absorbed, self._steps[network.receivers]),
+            self._heard(np.arange(network.edges)),
         )
 
     def of(self, client: int) -> Knowledge:
@@ -105,8 +111,15 @@ class Tally:
         return Knowledge(
             _positive(network.receivers[out], _mean(self._weight[out], sends)),
             float(self._kept[client] / sends) if sends else 1.0,
-            _positive(network.senders[into], _mean(self._absorbed[into], self._steps[client])),
+            _positive(network.senders[into], self._heard(into)),
         )
+
+    def _heard(self, edges: IntArray) -> FloatArray:
+        """Messages per own step of the receiver, since the first; over all steps where none came after it."""
+        steps = self._steps[self._network.receivers[edges]]
+        after = self._absorbed[edges] - self._first_messages[edges]
+        since = _mean(after, steps - self._first_steps[edges])
+        return np.where(since > 0, since, _mean(self._absorbed[edges], steps))
 
 
 class DebiasedShares:

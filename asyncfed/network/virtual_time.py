@@ -302,10 +302,6 @@ class VirtualTimeline:
         for client in range(n):
             if final:
                 letters = self._take_arrived(client, time)
-                if self._tally is not None and self._all_here(client, time):
-                    self._tally.absorbed(
-                        client, np.array([letter.edge for letter in letters], dtype=np.int64)
-                    )
                 self._record_delivered(client, int(self._done[client]), letters)
                 self._record_delivered(client, -1, self._mailbox[client], Status.IN_FLIGHT)
             else:

@@ -196,9 +196,12 @@ class Derivatives:
                 towards = self.inner.leaves(self.inner.views_one(u))
                 # Not as grad_outputs, which would load the compiler and sympy too.
                 product = torch.stack([(g * t).sum() for g, t in zip(gradient, towards, strict=True)]).sum()
-                found = torch.autograd.grad(
-                    product, wanted, retain_graph=True, allow_unused=True, materialize_grads=True
-                )
+                if product.requires_grad:
+                    found = torch.autograd.grad(
+                        product, wanted, retain_graph=True, allow_unused=True, materialize_grads=True
+                    )
+                else:  # a gradient that is the same everywhere
+                    found = tuple(torch.zeros_like(leaf) for leaf in wanted)
                 values = iter(found)
                 for _ in range(each):
                     layout, out, scale = next(placed)

@@ -40,7 +40,7 @@ class HGP:
     rounds
         Terms of the series, M.
     sampling
-        "alternating" (2M rounds of communication, unbiased) or "joint" (M rounds).
+        "alternating" (2M rounds of communication; in lockstep only) or "joint" (M rounds).
     expectations
         p̄ and δ̄ "estimated" by each client from the rounds of SGP before, or "exact".
     batch
@@ -76,7 +76,7 @@ class HGP:
         return self.expectations == "estimated"
 
     def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        check_debiased(network)
+        check_debiased(network, timing, self.sampling)
 
     def shares(
         self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None

@@ -15,7 +15,7 @@ from asyncfed.network.timing import Timing
 from asyncfed.network.weights import Weights
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
-from asyncfed.protocols.phase import Emission, Estimate, Opening, PhaseDefaults, Site, Steps, Tensors
+from asyncfed.protocols.phase import Emission, Estimate, Opening, PhaseDefaults, Site, Steps, Tensors, whole
 
 OuterRate = float | Mapping[str, float]
 Start = Literal["fresh", "warm"]
@@ -23,8 +23,8 @@ Start = Literal["fresh", "warm"]
 
 def check_outer(outer_steps: int, outer_lr: OuterRate, start: str) -> None:
     """Refuse settings that no outer loop can have."""
-    if outer_steps < 0:
-        raise ScenarioError(f"outer_steps is {outer_steps}; it must be at least 0")
+    if not whole(outer_steps) or outer_steps < 0:
+        raise ScenarioError(f"outer_steps is {outer_steps!r}; it must be a whole number, at least 0")
     if start not in ("fresh", "warm"):
         raise ScenarioError(
             f"start is {start!r}; it must be 'fresh' (every inner problem from the same initial values) or "

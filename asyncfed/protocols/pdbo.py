@@ -61,6 +61,7 @@ class PDBO:
 
     def __post_init__(self) -> None:
         check_outer(self.outer_steps, self.outer_lr, self.start)
+        _check_parts(self.inner, self.hypergradient)
         object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
         if self.optimizer not in ("adam", "sgd"):
             raise ScenarioError(f"optimizer is {self.optimizer!r}; it must be 'adam' or 'sgd'")
@@ -89,6 +90,7 @@ class CDBO:
 
     def __post_init__(self) -> None:
         check_outer(self.outer_steps, self.outer_lr, self.start)
+        _check_parts(self.inner, self.hypergradient)
         if self.consensus < 1:
             raise ScenarioError(f"consensus is {self.consensus}; it must be at least 1 round per outer step")
 
@@ -109,6 +111,12 @@ class CompareHypergradients:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(self.methods))
+        for method in self.methods:
+            if not isinstance(method, (HGP, VRHGP)):
+                raise ScenarioError(
+                    f"{method!r} cannot be compared at given variables; give HGP(…), VRHGP(…) or "
+                    "ExactBackprop(…)"
+                )
 
     def phases(self) -> tuple[Phase, ...]:
         backward = (Backward(method, self.inner, f"/{k}") for k, method in enumerate(self.methods))
@@ -125,6 +133,9 @@ class EstimateHypergradient:
     hypergradient: Estimator
     solve: bool = True
 
+    def __post_init__(self) -> None:
+        _check_parts(self.inner, self.hypergradient)
+
     def phases(self) -> tuple[Phase, ...]:
         if self.solve:
             return self.hypergradient.with_inner(self.inner)
@@ -136,3 +147,13 @@ class EstimateHypergradient:
             )
         phases: tuple[Phase, ...] = alone(self.inner)
         return phases
+
+
+def _check_parts(inner: object, hypergradient: object) -> None:
+    if not isinstance(inner, SGP):
+        raise ScenarioError(f"inner is {inner!r}; it must be SGP(…), DSGD(…), FedAvg(…) or Local(…)")
+    if not callable(getattr(hypergradient, "with_inner", None)):
+        raise ScenarioError(
+            f"hypergradient is {hypergradient!r}; it must be HGP(…), VRHGP(…), ExactBackprop(…), "
+            "ITDForward(…) or ITDBackward()"
+        )

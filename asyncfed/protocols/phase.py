@@ -2,9 +2,9 @@
 
 Nearly every method here exchanges weighted sums. In each step of a phase a client
 
-    absorbs    y = residue + Σ weight · payload     (what arrived, and the share of its own payload that it
-    kept) computes   step(y, minibatch) → payload φ(y), residue ψ(y) emits      φ, which the network weighs
-    and delivers; ψ stays at home as it is
+    absorbs    y = residue + Σ weight · payload     what arrived, and the share of its own that it kept
+    computes   step(y, minibatch) → payload φ(y), residue ψ(y)
+    emits      φ, which the network weighs and delivers; ψ stays at home as it is
 
 which is the paper's y_i ← Σ_j p_ji φ_j(y_j) + ψ_i(y_i) (001, Eq. 2). The functions see clients stacked along
 a leading axis (so that one call serves a block of them), but never which clients, nor how many there are
@@ -168,6 +168,11 @@ class PhaseDefaults:
 
     def watch(self, reports: list[dict[str, npt.NDArray[np.float64]]], clients: int) -> None:
         return None
+
+
+def whole(value: object) -> bool:
+    """Whether a number of steps or rounds is one."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 class ProtocolLike(Protocol):

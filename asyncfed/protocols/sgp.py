@@ -29,7 +29,7 @@ from asyncfed.network.links import Network, require_strongly_connected
 from asyncfed.network.timing import Timing
 from asyncfed.network.weights import Weights
 from asyncfed.problems.derivatives import Derivatives
-from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, PhaseDefaults, Site, Tensors
+from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, PhaseDefaults, Site, Tensors, whole
 from asyncfed.protocols.schedules import LearningRate, check_rate, rates
 
 
@@ -61,8 +61,8 @@ class SGP(PhaseDefaults):
     kind = "push"
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ScenarioError(f"steps is {self.steps}; it must be at least 0")
+        if not whole(self.steps) or self.steps < 0:
+            raise ScenarioError(f"steps is {self.steps!r}; it must be a whole number, at least 0")
         if self.order not in ("4a", "4b"):
             raise ScenarioError(
                 f"order is {self.order!r}; it must be '4a' (gradient before communication) or '4b' (after)"

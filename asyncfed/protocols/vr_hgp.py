@@ -53,7 +53,7 @@ class VRHGP:
     def __post_init__(self) -> None:
         check_rounds(self.rounds, self.sampling, self.expectations, self.lr, self.batch)
         for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            if not 0 <= value <= 1:
+            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
                 raise ScenarioError(
                     f"{name} is {value}; it must lie in [0, 1] (alpha=1, beta=0 is HGP; 0.9 and 0.1 do well)"
                 )
@@ -71,7 +71,7 @@ class VRHGP:
         return self.expectations == "estimated"
 
     def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        check_debiased(network)
+        check_debiased(network, timing, self.sampling)
 
     def shares(
         self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None

@@ -295,16 +295,27 @@ class Block:
         room = {key: self._buffer(key, self.k, y.shape[1]) for key, y in absorbed.items()}
         payload: Tensors = {}
         residue: dict[str, torch.Tensor | None] = dict.fromkeys(absorbed)
+        without: dict[str, list[slice | torch.Tensor]] = {key: [] for key in absorbed}
         reports: dict[str, FloatArray] = {}
         for places, rows in self._batches.chunks(wave.incoming.rows, self._chunk):
             emission = self._step(absorbed, places, rows, wave.steps, room)
             for key in absorbed:
+                home = () if residue[key] is room[key] else (room[key],)
                 payload[key] = self._keep(
-                    emission.payload[key], places, (payload.get(key), absorbed[key], room[key])
+                    emission.payload[key], places, payload.get(key), (absorbed[key], *home)
                 )
                 if key in emission.residue:
-                    residue[key] = self._keep(emission.residue[key], places, (residue[key], room[key]))
+                    home = () if payload[key] is room[key] else (room[key],)
+                    residue[key] = self._keep(
+                        emission.residue[key], places, residue[key], home, like=absorbed[key]
+                    )
+                else:
+                    without[key].append(places)
             self._note(emission, places, rows, reports, len(wave.emits))
+        for key, kept in residue.items():
+            if kept is not None:
+                for places in without[key]:
+                    kept[places] = 0.0
         if not self._pool.slots.alive:  # nothing older is wanted: the payload itself becomes the pool
             old = self._pool.rows
             self._pool.rows, self._pool.size, self._pool.free = payload, self.k, []
@@ -329,7 +340,7 @@ class Block:
             emission = self._step(absorbed, places, rows, wave.steps, {})
             at = self._index(rows)
             for key in absorbed:
-                payload[key] = self._keep(emission.payload[key], places, (payload.get(key), absorbed[key]))
+                payload[key] = self._keep(emission.payload[key], places, payload.get(key), (absorbed[key],))
                 old = self._residue[key]
                 if key in emission.residue:
                     if old is None:
@@ -365,17 +376,24 @@ class Block:
         return emission
 
     def _keep(
-        self, chunk: torch.Tensor, places: slice | torch.Tensor, homes: Sequence[torch.Tensor | None]
+        self,
+        chunk: torch.Tensor,
+        places: slice | torch.Tensor,
+        target: torch.Tensor | None,
+        homes: Sequence[torch.Tensor],
+        like: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The full-size tensor that the chunk is already part of; or one that it is copied to."""
+        """The full-size tensor that holds the chunk: `target`, where the chunks before it stand; for the
+        first chunk the home that it is already part of; or a new one (as large as a home, or `like`).
+        """
         if isinstance(places, slice):
-            for home in homes:
-                if home is not None and home[places].data_ptr() == chunk.data_ptr():
+            for home in homes if target is None else (target,):
+                if home[places].data_ptr() == chunk.data_ptr():
                     return home
-        target = homes[0]
-        if target is None or any(target is home for home in homes[1:]):
-            rows = next(len(home) for home in homes if home is not None)
-            fresh = torch.empty(rows, chunk.shape[1], dtype=self._dtype, device=self._device)
+        if target is None or any(target is home for home in homes):
+            size = homes[0] if homes else like
+            assert size is not None
+            fresh = torch.empty(len(size), chunk.shape[1], dtype=self._dtype, device=self._device)
             if target is not None:
                 fresh.copy_(target)
             target = fresh

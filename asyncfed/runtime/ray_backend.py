@@ -204,8 +204,7 @@ class RayBackend:
                 ray.kill(actor, no_restart=True)
         self._actors = []
 
-    # --- plans ----------------------------------------------------------------------------------------------
-    # -----------
+    # --- plans -------------------------------------------------------------------------------------
 
     def _everything(self, absorption: Absorption | MatrixAbsorption, place: int) -> tuple[Any, ...]:
         incoming, references = self._incoming(absorption, place, *self._ranges[place])

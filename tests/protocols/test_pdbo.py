@@ -321,6 +321,18 @@ def test_the_best_is_the_earliest_of_equals(
     assert load(path).best == {"outer_step": chosen, "accuracy": chosen / 10, **rows[chosen]}
 
 
+def test_the_best_is_chosen_among_solved_inner_problems(tmp_path: Path) -> None:
+    """`evaluate_every` looks at inner problems on the way, too, which nobody reports."""
+    path = outcome(inner(steps=0), tmp_path / "run").path
+    looks = [(0, 0.9), (0, 0.5), (1, 0.8), (1, 0.6), (2, 0.7), (2, 0.4)]
+    lines = [
+        json.dumps({"outer_step": k, "step": place, "validation_accuracy": a})
+        for place, (k, a) in enumerate(looks)
+    ]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    assert load(path).best == {"outer_step": 1, "step": 3, "validation_accuracy": 0.6}
+
+
 @pytest.mark.parametrize("kind", [SGP, Local])
 def test_a_baseline_of_one_level_keeps_a_uniform_ensemble(kind: type[SGP], tmp_path: Path) -> None:
     """SGP-MTL and Local-MTL."""

@@ -1,0 +1,114 @@
+"""A wave computed in many chunks is the wave computed at once, whatever a phase returns for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from asyncfed import Lockstep, Scenario, VirtualTime, run
+from asyncfed.data import client_data_from_lists
+from asyncfed.problems import Problem
+from asyncfed.protocols import HGP, SGP, VRHGP, EstimateHypergradient
+from asyncfed.runtime import block
+from topologies import stochastic_directed
+
+N, D = 6, 40  # more than 32 inner variables, so that products are taken round by round
+
+
+def regression(sizes: list[int]) -> Problem:
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        (torch.randn(size, D, generator=generator), torch.randn(size, generator=generator)) for size in sizes
+    ]
+
+    def losses(x: torch.Tensor, lam: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return (batch[0] @ x - batch[1]).square()
+
+    return Problem(
+        name="regression",
+        data=client_data_from_lists(rows),
+        inner_loss=lambda x, lam, batch: losses(x, lam, batch).mean() + lam.exp().sum() * x.square().sum(),
+        outer_loss=lambda x, lam, batch: losses(x, lam, batch).mean(),
+        init_inner=lambda g: torch.zeros(D),
+        init_outer=lambda g: torch.zeros(2),
+        metrics={"loss": losses},
+    )
+
+
+@pytest.mark.parametrize(
+    ("timing", "sampling"),
+    [
+        (Lockstep(), "alternating"),
+        (Lockstep(), "joint"),
+        (VirtualTime("uniform(0.7, 1.3)", latency=0.2), "joint"),
+    ],
+)
+@pytest.mark.parametrize("order", ["4a", "4b"])
+@pytest.mark.parametrize("sizes", [[5] * N, [3, 3, 5, 5, 7, 2]], ids=["equal", "unequal"])
+@pytest.mark.parametrize("kind", [HGP, VRHGP])
+def test_chunks_change_nothing(
+    kind: type[HGP] | type[VRHGP],
+    sizes: list[int],
+    order: str,
+    timing: Lockstep | VirtualTime,
+    sampling: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    method = kind(rounds=6, sampling=sampling, lr=0.02, expectations="exact", record=True)  # type: ignore[arg-type]
+    scenario = Scenario(
+        problem=regression(sizes),
+        topology=stochastic_directed(N, seed=1),
+        protocol=EstimateHypergradient(SGP(steps=4, lr=0.02, order=order, batch=None), method),  # type: ignore[arg-type]
+        timing=timing,
+        precision="float64",
+    )
+    at_once = run(scenario, out=tmp_path / "once").final
+    monkeypatch.setattr(block, "_CHUNK_BYTES", 2 * 8 * D)
+    in_pieces = run(scenario, out=tmp_path / "pieces").final
+    for name in ("inner", "hypergradient", "history"):
+        torch.testing.assert_close(in_pieces[name], at_once[name], rtol=0, atol=1e-12)
+
+
+class Mixed(SGP):
+    """A phase whose chunks answer differently: some with a residue, some without, some in place, some not."""
+
+    def step(self, derivatives, absorbed, memory, batch, steps, room):  # type: ignore[no-untyped-def]
+        emission = super().step(derivatives, absorbed, memory, batch, steps, room)
+        kind = int(absorbed["z"][0, 0].abs() * 1e6) % 3
+        if kind == 0:
+            return emission
+        payload = {key: value.clone() for key, value in emission.payload.items()}
+        if kind == 1:
+            return type(emission)(payload, emission.residue, emission.report)
+        payload["z"] = payload["z"] + emission.residue["z"]
+        return type(emission)(payload, {}, emission.report)
+
+
+def test_chunks_that_answer_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On silent links (everybody keeps all of it) a residue and a payload are the same thing, so that the
+    mixture must be plain SGP alone.
+    """
+    from asyncfed.protocols import Local
+
+    class MixedAlone(Mixed):
+        sends = False
+
+        def check(self, network, weights, timing):  # type: ignore[no-untyped-def]
+            return None
+
+    monkeypatch.setattr(block, "_CHUNK_BYTES", 8 * D)
+    finals = []
+    for kind in (Local, MixedAlone):
+        scenario = Scenario(
+            problem=regression([5] * N),
+            topology=stochastic_directed(N, seed=1),
+            protocol=kind(steps=12, lr=0.02, batch=3),
+            precision="float64",
+        )
+        finals.append(run(scenario, out=tmp_path / kind.__name__).final["inner"])
+    torch.testing.assert_close(finals[0], finals[1], rtol=0, atol=1e-12)
+    assert np.isfinite(finals[0].numpy()).all()
