@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 import asyncfed
-from asyncfed import HypergradientEstimate, Lockstep, Scenario, ScenarioError, UnknownNameError, run
+from asyncfed import (
+    HypergradientEstimate,
+    Lockstep,
+    Scenario,
+    ScenarioError,
+    UnknownNameError,
+    VirtualTime,
+    run,
+)
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.network import Given, Metropolis, Uniform, Weights
 from asyncfed.problems import Problem, bilevel_quadratic
@@ -183,7 +191,11 @@ def test_the_truth_may_be_left_out_and_is_where_messages_are_lost(tmp_path: Path
         assert found.error is None
         assert found.relative_error is None
         assert "error" not in repr(found)
-    assert estimate(tmp_path / "wanted", graph=lossy, truth=True).truth is not None
+    with pytest.raises(ScenarioError, match="there is no dense truth to compare with"):
+        estimate(tmp_path / "wanted", graph=lossy, truth=True)
+    slow = VirtualTime(compute=1.0, factors={0: 2.0})
+    with pytest.raises(ScenarioError, match="clients of the same mean pace"):
+        estimate(tmp_path / "slow", HGP(3, sampling="joint"), graph=FC, truth=True, timing=slow)
 
 
 # --- round by round -----------------------------------------------------------------------------------

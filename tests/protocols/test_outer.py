@@ -119,7 +119,7 @@ INNER, HYPER = SGP(steps=2, lr=0.1), HGP(rounds=2)
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"outer_steps": -1}, "outer_steps is -1; it must be at least 0"),
+        ({"outer_steps": -1}, "outer_steps is -1; it must be a whole number"),
         ({"start": "cold"}, "start is 'cold'; it must be 'fresh' .* or 'warm'"),
         ({"outer_lr": -0.1}, "outer_lr is -0.1; it must be finite and above 0"),
         ({"outer_lr": 0.0}, "outer_lr is 0.0"),
