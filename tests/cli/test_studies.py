@@ -89,7 +89,8 @@ def test_list_sets_studies_apart(cli: Any, own_study: Path, monkeypatch: pytest.
     monkeypatch.setattr(scenarios, "_files", lambda: {**known, "own_study": own_study})
     done = cli("list")
     before, after = done.stdout.split("Studies, of several runs each:")
-    assert "quickstart" in before
+    assert "sgp_digits" in before
+    assert "quickstart" in after
     assert re.search(r"own_study +My own study\.", after)
     assert "own_study" not in scenarios.known_scenarios()
     assert cli("run", "own-study", "--set", "steps=2").exit_code == 0
