@@ -7,7 +7,14 @@ from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.logistic_pair import logistic_pair
 from asyncfed.problems.personalized import personalized, personalized_classification
-from asyncfed.problems.problem import Problem, Recipe, problem_factory, problem_from_recipe, recipe_type
+from asyncfed.problems.problem import (
+    Problem,
+    Recipe,
+    Stages,
+    problem_factory,
+    problem_from_recipe,
+    recipe_type,
+)
 from asyncfed.problems.quadratic import average_minimiser, quadratic
 
 __all__ = [
@@ -16,6 +23,7 @@ __all__ = [
     "Params",
     "Problem",
     "Recipe",
+    "Stages",
     "average_minimiser",
     "bilevel_quadratic",
     "classification",

@@ -43,8 +43,26 @@ class Recipe:
         return {"factory": self.factory, "arguments": self.arguments}
 
 
+@dataclass(frozen=True)
+class Stages:
+    """An inner loss in two stages, of which the first knows nothing of the inner variable:
+
+        inner_loss(inner, outer, batch) = loss(inner, encode(outer, batch))
+
+    Where many steps are made at one outer variable, a client's samples are then encoded once. `encode` works
+    sample by sample: what it returns has the leading sample axis of the batch.
+    """
+
+    encode: Callable[[Any, Batch], Batch]
+    loss: Callable[[Any, Batch], Tensor]
+
+
 def _as_inner(inner: Any, outer: Any, batch: Batch) -> Tensor:
-    raise AssertionError("stands for inner_loss until __post_init__ replaces it")
+    raise AssertionError("stands for a loss until __post_init__ replaces it")
+
+
+def _staged(stages: Stages, inner: Any, outer: Any, batch: Batch) -> Tensor:
+    return stages.loss(inner, stages.encode(outer, batch))
 
 
 def no_outer(generator: torch.Generator) -> Params:
@@ -64,21 +82,27 @@ class Problem:
 
     A loss is a mean over the samples of its batch, plus terms that do not depend on the batch (such as weight
     decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
-    `outer_split` says which of a client's samples its outer loss is over.
+    `outer_split` says which of a client's samples its outer loss is over. `stages` may say how the inner loss
+    falls into two, to save work; with it, `inner_loss` may be left out.
     """
 
     name: str
     data: ClientData
-    inner_loss: Loss
     init_inner: Init
+    inner_loss: Loss = _as_inner
     outer_loss: Loss = _as_inner
     init_outer: Init = no_outer
     outer_split: OuterSplit = "train"
     metrics: Mapping[str, Loss] = field(default_factory=dict)
+    stages: Stages | None = None
     vectorize: bool = True
     recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
+        if self.inner_loss is _as_inner:
+            if self.stages is None:
+                raise ScenarioError(f"problem {self.name!r} has no inner_loss; give it one, or `stages`")
+            object.__setattr__(self, "inner_loss", functools.partial(_staged, self.stages))
         if self.outer_loss is _as_inner:
             object.__setattr__(self, "outer_loss", self.inner_loss)
         if self.outer_split not in ("train", "validation"):
