@@ -199,7 +199,7 @@ def show(
 @guarded
 def trace(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    by: Annotated[str, typer.Option(help="One row per what.", metavar="edge|node|phase|step")] = "edge",
+    by: Annotated[str, typer.Option(help="One row per what.", metavar="edge|node|phase|step|round")] = "edge",
     edge: Annotated[
         tuple[int, int] | None, typer.Option(metavar="I J", help="Every message from I to J.")
     ] = None,
@@ -213,7 +213,7 @@ def trace(
         Path | None, typer.Option(help="Also write the table (all rows, or --top) to this file.")
     ] = None,
 ) -> None:
-    """Ask the trace: traffic and delivery per edge, client, phase or step, or every message of an edge."""
+    """Ask the trace: traffic and delivery per edge, client, phase, step or round, or an edge's messages."""
     from asyncfed.cli.tables import print_frame, stdout, write_csv
     from asyncfed.cli.tracing import question
     from asyncfed.result import load

@@ -141,7 +141,8 @@ def _cell(name: str, value: Any) -> str:
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.1f}"
     if isinstance(value, str):
         return value
-    return f"{int(value):,}" if name in ("messages", "bytes", "attempts", "sent", "delivered") else str(value)
+    large = name.startswith("bytes") or name in ("messages", "attempts", "sent", "delivered")
+    return f"{int(value):,}" if large else str(value)
 
 
 def _print(console: Console, table: Table) -> None:

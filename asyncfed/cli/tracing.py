@@ -21,6 +21,7 @@ def question(
         "node": (trace.nodes, "clients"),
         "phase": (trace.phases, "phases"),
         "step": (trace.by_step, "steps"),
+        "round": (trace.rounds, "rounds"),
     }
     if by not in tables:
         raise UnknownNameError("--by", by, tables)

@@ -27,6 +27,7 @@ class Status(IntEnum):
     LOST = 1
     LINK_DOWN = 2
     IN_FLIGHT = 3
+    LATE = 4  # it arrived when the receiver had stopped waiting, and was dropped
 
 
 @dataclass(frozen=True, eq=False)

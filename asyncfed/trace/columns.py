@@ -12,6 +12,11 @@ The status of a message decides which of its columns hold a value:
     lost        null                   null              share    payload
     link_down   null                   null              null     0
     in_flight   when it would arrive   null              share    payload
+    late        when it arrived        null              share    payload
+
+Of methods with a server, the step of a message is the number of its round, of requests and answers alike. An
+answer used in its own round has absorbed_step = step, one kept for a later round has more, and one that was
+dropped because its round had ended is late.
 """
 
 from __future__ import annotations
@@ -94,6 +99,7 @@ class Totals(NamedTuple):
     lost: int = 0
     link_down: int = 0
     in_flight: int = 0
+    late: int = 0
     bytes: int = 0
 
     @classmethod
@@ -110,7 +116,9 @@ def chunk_path(directory: Path, table: str, number: int) -> Path:
     return directory / f"{table}-{number:05d}.parquet"
 
 
-def schema_for(table: str, nodes: int) -> pa.Schema:
+def schema_for(table: str, nodes: int, server: int | None = None) -> pa.Schema:
     """The schema of `table`, marked with what a reader must know before it reads."""
     marks = {"format": FORMAT, "version": VERSION, "table": table, "nodes": str(nodes)}
+    if server is not None:
+        marks["server"] = str(server)
     return SCHEMAS[table].with_metadata(marks)

@@ -39,9 +39,9 @@ def sorted_chunks(paths: Sequence[Path], nodes: int) -> Iterator[pa.Table]:
         held = held.slice(final)
 
 
-def all_messages(paths: Sequence[Path], nodes: int) -> pa.Table:
+def all_messages(paths: Sequence[Path], nodes: int, server: int | None) -> pa.Table:
     """All messages in canonical order, in memory."""
-    schema = schema_for(MESSAGES, nodes)
+    schema = schema_for(MESSAGES, nodes, server)
     tables = [schema.remove_metadata().empty_table(), *sorted_chunks(paths, nodes)]
     return pa.concat_tables(tables).unify_dictionaries().replace_schema_metadata(schema.metadata)
 
@@ -56,8 +56,8 @@ def write_csv(paths: Sequence[Path], nodes: int, target: Path) -> None:
     _write(target, lambda path: pa.csv.CSVWriter(path, plain), pieces())
 
 
-def write_parquet(paths: Sequence[Path], nodes: int, target: Path) -> None:
-    schema = schema_for(MESSAGES, nodes)
+def write_parquet(paths: Sequence[Path], nodes: int, server: int | None, target: Path) -> None:
+    schema = schema_for(MESSAGES, nodes, server)
     pieces = (piece.replace_schema_metadata(schema.metadata) for piece in sorted_chunks(paths, nodes))
     _write(target, lambda path: pq.ParquetWriter(path, schema, compression="zstd"), pieces)
 

@@ -64,11 +64,22 @@ def open_chunk(path: Path, table: str, nodes: int | None = None) -> pq.ParquetFi
             f"{path} was written for {count or 'unknown'} nodes, expected {nodes or 'at least 1'}; "
             "chunks of different runs must not share a directory"
         )
+    server = marks.get("server")
+    if server is not None and not (server.isdecimal() and int(server) < int(count)):
+        raise TraceError(
+            f"{path} names {server!r} as its server, which is not one of its {count} nodes; "
+            "it was changed, restore the original"
+        )
     return chunk
 
 
 def nodes_of(chunk: pq.ParquetFile) -> int:
     return int(chunk.metadata.metadata[b"nodes"])
+
+
+def server_of(chunk: pq.ParquetFile) -> int | None:
+    mark = chunk.metadata.metadata.get(b"server")
+    return None if mark is None else int(mark)
 
 
 def read_chunks(

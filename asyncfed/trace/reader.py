@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from asyncfed.errors import TraceError, UnknownNameError
 from asyncfed.network.waves import Status
-from asyncfed.trace import exports, queries
+from asyncfed.trace import exports, queries, rounds
 from asyncfed.trace.columns import MESSAGES, SCHEMAS, STEPS, Totals
-from asyncfed.trace.files import chunk_files, nodes_of, open_chunk, read_chunks, reading
+from asyncfed.trace.files import chunk_files, nodes_of, open_chunk, read_chunks, reading, server_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 class Trace:
     """The trace in `directory` as far as it was written when this object was made.
 
-    `nodes` is read from the files; it must be given for a run that has not written any yet. A trace does not
-    follow a run that goes on: make a new one to see more.
+    `nodes` is read from the files; it must be given for a run that has not written any yet. So is `server`,
+    the node around which rounds are made; it is None where the run has none or did not note it. A trace does
+    not follow a run that goes on: make a new one to see more.
     """
 
     def __init__(self, directory: Path | str, nodes: int | None = None) -> None:
         self.directory = Path(directory)
+        self.server: int | None = None
         self._files = {table: chunk_files(self.directory, table) for table in (MESSAGES, STEPS)}
         for table, files in self._files.items():
             if files:
                 with open_chunk(files[0], table, nodes) as chunk:
-                    nodes = nodes_of(chunk)
+                    nodes, self.server = nodes_of(chunk), server_of(chunk)
         if nodes is None:
             raise TraceError(f"{self.directory} holds no trace yet; give nodes=… to read it as an empty one")
         self.node_count = nodes
@@ -89,9 +91,9 @@ class Trace:
     def nodes(self) -> pd.DataFrame:
         """One row per client.
 
-        steps done, messages sent by it, received (delivered to it), lost and link_down (of those it would
-        send), bytes_sent, bytes_received, busy_time (virtual time inside its steps), finished_at (end of its
-        last step), absorbed_per_step (mean number of messages that a step took in).
+        steps done, messages sent by it, received (delivered to it), lost, link_down and late (of those it
+        would send), bytes_sent, bytes_received, busy_time (virtual time inside its steps), finished_at (end
+        of its last step), absorbed_per_step (mean number of messages that a step took in).
         """
         edges = self._edge_sums
         sender, receiver = np.divmod(edges.index.to_numpy(), self.node_count)
@@ -110,6 +112,7 @@ class Trace:
                 "received": total(receiver, "delivered"),
                 "lost": total(sender, "lost"),
                 "link_down": total(sender, "link_down"),
+                "late": total(sender, "late"),
                 "bytes_sent": total(sender, "bytes"),
                 "bytes_received": total(receiver, "delivered_bytes"),
                 "busy_time": steps["busy_time"],
@@ -145,6 +148,46 @@ class Trace:
         _, sums = self._phase_sums
         step = sums.index.to_numpy() & 0xFFFFFFFF
         return sums[list(queries.COUNTS)].groupby(step).sum().rename_axis("step").reset_index()
+
+    def rounds(self, server: int | None = None) -> pd.DataFrame:
+        """One row per communication round, of a run with a server; this is what a round is, everywhere.
+
+        In a communication round, participating clients send to the server, it aggregates, and sends the
+        aggregate back (with the requests of the next round). Its messages carry its number as their step, so
+        the rounds are the steps in which at least one client sent something towards the server, whatever
+        became of it. Steps in which the server asked and nobody answered have a row too, with answered = 0;
+        `communication_rounds` does not count them. Messages between clients belong to no round.
+
+        round is the number, phase and kind the labels (kind: of the answers, sent or not; several are joined
+        by +). Of the server's requests, asked counts all, link_down among them, and reached those delivered.
+        Of the answers, answered counts those sent; arrived those delivered, whichever round absorbed them;
+        used_late those among them that a later round absorbed; late those that came too late and were
+        dropped; lost those lost; what remains is in flight. messages counts what was sent both ways,
+        bytes_down from and bytes_up to the server. started_at is when the first message was due, ended_at
+        when the last answer used in the round itself arrived; where there is none, when the last message of
+        the round was sent or delivered.
+
+        `server` is the node around which to count; unless given, the one that the run noted.
+        """
+        server = self.server if server is None else server
+        if server is None:
+            if self._files[MESSAGES]:
+                raise TraceError(
+                    f"{self.directory} is of a run that has no server, and only a server makes rounds; "
+                    "by_step() (--by step) is the table for peers"
+                )
+            return rounds.table((), 0)  # nothing was sent, to a server or otherwise
+        if not 0 <= server < self.node_count:
+            raise TraceError(
+                f"server is {server}; the nodes of {self.directory} are 0 to {self.node_count - 1}"
+            )
+        return rounds.table(self._chunks(*rounds.COLUMNS), server)
+
+    def communication_rounds(self, server: int | None = None) -> int:
+        """How many `rounds` had an answer; among peers, in how many steps something was sent."""
+        if server is None and self.server is None:
+            return int((self.by_step()["sent"] > 0).sum())
+        return int((self.rounds(server)["answered"] > 0).sum())
 
     def steps(self) -> pd.DataFrame:
         """One row per step of a client, in the order in which they were written."""
@@ -183,7 +226,7 @@ class Trace:
 
     def to_arrow(self) -> pa.Table:
         """All messages as an Arrow table, sorted by sent_at, sender, receiver, step."""
-        return exports.all_messages(self._files[MESSAGES], self.node_count)
+        return exports.all_messages(self._files[MESSAGES], self.node_count, self.server)
 
     def to_pandas(self) -> pd.DataFrame:
         """All messages, sorted by sent_at, sender, receiver, step; status, phase and kind are categories."""
@@ -195,7 +238,7 @@ class Trace:
 
     def to_parquet(self, path: Path | str) -> None:
         """Write all messages in the order of `to_arrow` as one Parquet file."""
-        exports.write_parquet(self._files[MESSAGES], self.node_count, Path(path))
+        exports.write_parquet(self._files[MESSAGES], self.node_count, self.server, Path(path))
 
     @cached_property
     def _edge_sums(self) -> pd.DataFrame:

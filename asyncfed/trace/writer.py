@@ -58,16 +58,25 @@ class TraceWriter:
     """Appends messages and steps to the trace in `directory`.
 
     A directory that already holds chunks is refused, unless `position` says after which of them to continue;
-    later ones are then removed.
+    later ones are then removed. `server` is the node around which rounds are made, where there is one; it is
+    noted in every chunk.
     """
 
     def __init__(
-        self, directory: Path, nodes: int, chunk_rows: int = 1 << 18, position: Position | None = None
+        self,
+        directory: Path,
+        nodes: int,
+        chunk_rows: int = 1 << 18,
+        position: Position | None = None,
+        server: int | None = None,
     ) -> None:
         if nodes < 1 or chunk_rows < 1:
             raise ValueError(f"nodes is {nodes} and chunk_rows is {chunk_rows}; both must be at least 1")
+        if server is not None and not 0 <= server < nodes:
+            raise ValueError(f"server is {server}; it must lie in [0, {nodes})")
         self.directory = Path(directory)
         self.nodes = nodes
+        self.server = server
         self.chunk_rows = chunk_rows
         self._messages = _Stash(_MESSAGE_NUMBERS)
         self._steps = _Stash(_STEP_NUMBERS)
@@ -218,7 +227,7 @@ class TraceWriter:
         columns = (
             _message_columns(stash, self.nodes) if table == MESSAGES else _step_columns(stash, self.nodes)
         )
-        schema = schema_for(table, self.nodes)
+        schema = schema_for(table, self.nodes, self.server)
         target = chunk_path(self.directory, table, number)
         temporary = target.with_name(f".{target.name}.tmp")
         pq.write_table(
@@ -323,7 +332,7 @@ def _message_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
     status = _within(stash, "status", len(Status))
     sent = status != Status.LINK_DOWN
     delivered = status == Status.DELIVERED
-    arriving = delivered | (status == Status.IN_FLIGHT)
+    arriving = sent & (status != Status.LOST)
     arrived_at = stash.numbers("arrived_at", np.float64)
     absorbed_step = stash.numbers("absorbed_step", np.int32)
     weight = stash.numbers("weight", np.float64)

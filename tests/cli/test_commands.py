@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asyncfed import load
+from tests.trace import naive
 
 
 def test_list_names_every_scenario_with_its_first_line(cli: Any) -> None:
@@ -97,6 +99,27 @@ def test_trace_of_one_edge_shows_its_messages(cli: Any, own: Path, tmp_path: Pat
     cli("run", own, "--out", tmp_path / "r")
     done = cli("trace", tmp_path / "r", "--edge", 0, 1)
     assert "10 messages from 0 to 1" in done.stdout
+
+
+def test_rounds_of_a_run_with_a_server(cli: Any, own: Path, tmp_path: Path) -> None:
+    cli("run", own, "--out", tmp_path / "r")
+    shutil.rmtree(tmp_path / "r" / "trace")
+    naive.write(tmp_path / "r" / "trace", 4, naive.SERVED, server=0)
+    target = tmp_path / "table.csv"
+    done = cli("trace", tmp_path / "r", "--by", "round", "--top", 2, "--csv", target)
+    assert done.exit_code == 0, done.stderr
+    assert "used late" in done.stdout
+    assert "2 of 4 rounds" in done.stdout
+    with target.open() as file:
+        assert [row["answered"] for row in csv.DictReader(file)] == ["3", "2"]
+
+
+def test_peers_have_no_rounds_and_are_told_what_they_have(cli: Any, own: Path, tmp_path: Path) -> None:
+    cli("run", own, "--out", tmp_path / "r")
+    done = cli("trace", tmp_path / "r", "--by", "round")
+    assert done.exit_code == 4
+    assert "no server" in done.stderr
+    assert "--by step" in done.stderr
 
 
 def test_a_run_that_sent_nothing_has_an_empty_trace_and_says_so(cli: Any, own: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Random messages as plain Python rows, a way to write them, and a slow count over them."""
+"""Messages as plain Python rows, a way to write them, and a slow count over them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from asyncfed.trace import Status, TraceWriter
 
@@ -36,9 +37,9 @@ def random_messages(nodes: int, count: int, seed: int = 0, pairs: int | None = N
     messages = []
     for position in range(count):
         edge = int(rng.integers(pairs))
-        status = Status(rng.choice(4, p=[0.5, 0.1, 0.3, 0.1]))
+        status = Status(rng.choice(5, p=[0.4, 0.1, 0.3, 0.1, 0.1]))
         sent_at = position / 50 + float(rng.random())
-        arrives = status in (Status.DELIVERED, Status.IN_FLIGHT)
+        arrives = status in (Status.DELIVERED, Status.IN_FLIGHT, Status.LATE)
         up = status != Status.LINK_DOWN
         phase, kind = PHASES[int(rng.integers(3))]
         messages.append(
@@ -49,7 +50,7 @@ def random_messages(nodes: int, count: int, seed: int = 0, pairs: int | None = N
                 status=status.name.lower(),
                 sent_at=sent_at,
                 arrived_at=sent_at + float(rng.exponential()) if arrives else None,
-                absorbed_step=int(sent_at) + int(rng.integers(1, 4)) if status == Status.DELIVERED else None,
+                absorbed_step=int(sent_at) + int(rng.integers(0, 4)) if status == Status.DELIVERED else None,
                 weight=float(rng.random()) if up else None,
                 bytes=int(rng.integers(1, 10**6)) if up else 0,
                 phase=phase,
@@ -57,6 +58,38 @@ def random_messages(nodes: int, count: int, seed: int = 0, pairs: int | None = N
             )
         )
     return messages
+
+
+def _request(step: int, client: int, status: str = "delivered", sent_at: float = 0.0) -> Message:
+    done = status == "delivered"
+    size = 0 if status == "link_down" else 100
+    arrived_at = sent_at + 1.0 if done else None
+    return Message(
+        step, 0, client, status, sent_at, arrived_at, step if done else None, None, size, "inner", "request"
+    )
+
+
+# Server 0, clients 1 to 3, quorum of one. In round 0 client 2's answer is kept for round 1 and client 3's is
+# lost; in round 1 client 3 cannot be asked and client 2 comes too late; nobody can answer in round 2, and in
+# round 3 the run ends while the only answer is on its way.
+SERVED = [
+    _request(0, 1),
+    _request(0, 2),
+    _request(0, 3),
+    Message(0, 1, 0, "delivered", 2.0, 3.0, 0, 1.0, 40, "inner", "q"),
+    Message(0, 2, 0, "delivered", 4.5, 6.5, 1, 0.5, 40, "inner", "q"),
+    Message(0, 3, 0, "lost", 2.0, None, None, None, 40, "inner", "q"),
+    _request(1, 1, sent_at=3.0),
+    _request(1, 2, sent_at=3.0),
+    _request(1, 3, "link_down", sent_at=3.0),
+    Message(1, 1, 0, "delivered", 5.0, 7.0, 1, 0.5, 40, "inner", "y"),
+    Message(1, 2, 0, "late", 8.0, 9.0, None, 0.25, 40, "inner", "y"),
+    _request(2, 1, sent_at=7.0),
+    _request(2, 2, "lost", sent_at=7.0),
+    Message(2, 1, 0, "link_down", 9.0, None, None, None, 0, "inner", "h"),
+    _request(3, 3, sent_at=9.5),
+    Message(3, 3, 0, "in_flight", 11.0, 12.0, None, 1.0, 40, "inner", "h"),
+]
 
 
 def append(writer: TraceWriter, messages: Sequence[Message]) -> None:
@@ -83,8 +116,14 @@ def append(writer: TraceWriter, messages: Sequence[Message]) -> None:
         start = stop
 
 
-def write(directory: Path, nodes: int, messages: Sequence[Message], chunk_rows: int = 300) -> Path:
-    with TraceWriter(directory, nodes, chunk_rows) as writer:
+def write(
+    directory: Path,
+    nodes: int,
+    messages: Sequence[Message],
+    chunk_rows: int = 300,
+    server: int | None = None,
+) -> Path:
+    with TraceWriter(directory, nodes, chunk_rows, server=server) as writer:
         append(writer, messages)
     return directory
 
@@ -92,7 +131,7 @@ def write(directory: Path, nodes: int, messages: Sequence[Message], chunk_rows: 
 def counts(messages: Sequence[Message]) -> dict[str, int]:
     by_status = {
         name: sum(m.status == name for m in messages)
-        for name in ("delivered", "lost", "link_down", "in_flight")
+        for name in ("delivered", "lost", "link_down", "in_flight", "late")
     }
     return {
         "attempts": len(messages),
@@ -100,6 +139,42 @@ def counts(messages: Sequence[Message]) -> dict[str, int]:
         **by_status,
         "bytes": sum(m.bytes for m in messages),
     }
+
+
+def rounds(messages: Sequence[Message], server: int) -> pd.DataFrame:
+    rows = []
+    for step in sorted({m.step for m in messages}):
+        mine = [m for m in messages if m.step == step]
+        down = [m for m in mine if m.sender == server and m.receiver != server]
+        up = [m for m in mine if m.receiver == server and m.sender != server]
+        asked, answered = counts(down), counts(up)
+        delivered = [m for m in up if m.status == "delivered"]
+        on_time = [m for m in delivered if m.absorbed_step == step]
+        if not asked["attempts"] and not answered["sent"]:
+            continue
+        ends = [m.arrived_at for m in on_time] or [
+            m.arrived_at if m.status == "delivered" else m.sent_at for m in down + up
+        ]
+        rows.append(
+            {
+                "round": step,
+                "phase": "+".join(sorted({m.phase for m in down + up})),
+                "kind": "+".join(sorted({m.kind for m in up})),
+                "asked": asked["attempts"],
+                "reached": asked["delivered"],
+                "answered": answered["sent"],
+                "arrived": len(delivered),
+                "used_late": len(delivered) - len(on_time),
+                "late": answered["late"],
+                "lost": answered["lost"],
+                "messages": asked["sent"] + answered["sent"],
+                "bytes_down": asked["bytes"],
+                "bytes_up": answered["bytes"],
+                "started_at": min(m.sent_at for m in down + up),
+                "ended_at": max(end for end in ends if end is not None),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def canonical(messages: Sequence[Message]) -> list[Message]:

@@ -47,6 +47,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "version": (lambda p: remark(p, version="2"), "has trace version '2'; this asyncfed reads version '1'"),
     "table": (lambda p: remark(p, table="steps"), "does not hold the columns of the table 'messages'"),
     "nodes": (lambda p: remark(p, nodes="7"), "was written for 7 nodes, expected 4"),
+    "server": (lambda p: remark(p, server="4"), "names '4' as its server, which is not one of its 4 nodes"),
     "columns": (
         lambda p: pq.write_table(pq.read_table(p).drop_columns(["kind"]), p),
         "does not hold the columns",

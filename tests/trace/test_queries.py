@@ -134,6 +134,7 @@ def test_nodes_count_what_each_client_sent_and_received(tmp_path: Path) -> None:
         assert row["sent"] == outgoing["sent"]
         assert row["lost"] == outgoing["lost"]
         assert row["link_down"] == outgoing["link_down"]
+        assert row["late"] == outgoing["late"]
         assert row["bytes_sent"] == outgoing["bytes"]
         assert row["received"] == len(incoming)
         assert row["bytes_received"] == sum(m.bytes for m in incoming)
@@ -246,10 +247,18 @@ def test_csv_and_parquet_exports_hold_the_same_rows(
 def test_an_empty_trace_answers_every_query(tmp_path: Path) -> None:
     trace = Trace(tmp_path, nodes=3)
     assert len(trace) == 0
-    assert trace.totals() == (0, 0, 0, 0, 0, 0)
+    assert trace.totals() == (0, 0, 0, 0, 0, 0, 0)
     assert list(trace.edges().columns) == list(naive_edges(naive.random_messages(3, 9)).columns)
-    for frame in (trace.edges(), trace.phases(), trace.by_step(), trace.steps(), trace.to_pandas()):
+    for frame in (
+        trace.edges(),
+        trace.phases(),
+        trace.by_step(),
+        trace.rounds(),
+        trace.steps(),
+        trace.to_pandas(),
+    ):
         assert len(frame) == 0
+    assert trace.communication_rounds() == 0
     assert trace.nodes()["sent"].tolist() == [0, 0, 0]
     assert trace.matrix("sent").tolist() == [[0] * 3] * 3
     assert np.isnan(trace.matrix("delay_max")).all()

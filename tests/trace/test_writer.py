@@ -63,20 +63,20 @@ def test_a_chunk_is_due_by_rows_alone(tmp_path: Path) -> None:
 
 
 def test_one_number_stands_for_all_rows_and_the_status_decides_what_is_null(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path, 4) as writer:
+    with TraceWriter(tmp_path, 5) as writer:
         writer.messages(
-            sender=0, receiver=np.arange(4), status=np.arange(4), step=3, phase="p", kind="k", **LOCKSTEP
+            sender=0, receiver=np.arange(5), status=np.arange(5), step=3, phase="p", kind="k", **LOCKSTEP
         )
         writer.messages(sender=1, receiver=2, status=Status.DELIVERED, step=4, phase="p", kind="k",
                         sent_at=4.0, arrived_at=5, absorbed_step=-1, weight=math.nan, bytes=7)  # fmt: skip
     rows = pq.read_table(tmp_path / "messages-00000.parquet").to_pydict()
-    assert rows["sender"] == [0, 0, 0, 0, 1]
-    assert rows["status"] == ["delivered", "lost", "link_down", "in_flight", "delivered"]
-    assert rows["arrived_at"] == [4.0, None, None, 4.0, 5.0]
-    assert rows["absorbed_step"] == [4, None, None, None, None]
-    assert rows["weight"] == [0.25, 0.25, None, 0.25, None]
-    assert rows["bytes"] == [100, 100, 0, 100, 7]
-    assert writer.totals == Totals(sent=4, delivered=2, lost=1, link_down=1, in_flight=1, bytes=307)
+    assert rows["sender"] == [0, 0, 0, 0, 0, 1]
+    assert rows["status"] == ["delivered", "lost", "link_down", "in_flight", "late", "delivered"]
+    assert rows["arrived_at"] == [4.0, None, None, 4.0, 4.0, 5.0]
+    assert rows["absorbed_step"] == [4, None, None, None, None, None]
+    assert rows["weight"] == [0.25, 0.25, None, 0.25, 0.25, None]
+    assert rows["bytes"] == [100, 100, 0, 100, 100, 7]
+    assert writer.totals == Totals(sent=5, delivered=2, lost=1, link_down=1, in_flight=1, late=1, bytes=407)
 
 
 def test_totals_count_what_is_written_and_what_is_not(tmp_path: Path) -> None:
@@ -113,6 +113,11 @@ def test_rows_that_cannot_be_are_refused(tmp_path: Path, wrong: dict[str, object
     with pytest.raises(ValueError, match=complaint):  # noqa: PT012
         writer.messages(**values, phase="p", kind="k")
         writer.flush(force=True)
+
+
+def test_a_server_that_is_not_a_node_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"server is 3; it must lie in \[0, 3\)"):
+        TraceWriter(tmp_path, 3, server=3)
 
 
 def test_a_closed_writer_takes_no_more_rows(tmp_path: Path) -> None:
