@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 
 from asyncfed.errors import ScenarioError, UnknownNameError
 
-MODELS = ("logistic", "mlp", "cnn")
+MODELS = ("logistic", "mlp", "cnn", "lenet")
 
 
 def logistic_regression(inputs: int, classes: int) -> nn.Module:
@@ -61,6 +61,39 @@ def emnist_cnn(classes: int = 62) -> nn.Module:
                 hidden1=nn.Linear(1024, 2048),
                 relu3=nn.ReLU(),
                 head=nn.Linear(2048, classes),
+            )
+        )
+
+
+# What a LeNet reads: shape of an image, and the padding of its first layer that makes 5×5 maps at the end.
+_LENET_PADDING = {(1, 28, 28): 2, (3, 32, 32): 0}
+
+
+def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
+    """The 7-layer network of LeCun et al. (1998), with ReLU and max-pooling: 6 and 16 maps, 120, 84, classes.
+
+    For images 1×28×28 (padded to 32×32, 61,706 parameters with 10 classes) or 3×32×32 (62,006).
+    """
+    if shape not in _LENET_PADDING:
+        raise ScenarioError(
+            f"a LeNet needs images of shape {' or '.join(str(known) for known in _LENET_PADDING)}, "
+            f"the samples have {shape}; use 'mlp:200'"
+        )
+    with _borrowed_random_state(0):
+        return nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(shape[0], 6, 5, padding=_LENET_PADDING[shape]),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(6, 16, 5),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                hidden1=nn.Linear(400, 120),
+                relu3=nn.ReLU(),
+                hidden2=nn.Linear(120, 84),
+                relu4=nn.ReLU(),
+                head=nn.Linear(84, classes),
             )
         )
 
@@ -131,7 +164,8 @@ def char_lstm(vocabulary: int = 80, embedding: int = 8, hidden: int = 256, layer
 
 
 def build_model(spec: str, inputs: int | Sequence[int], classes: int) -> nn.Module:
-    """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes) or "cnn".
+    """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes), "cnn" or
+    "lenet".
 
     `inputs` is the shape of one sample, or the number of its features.
     """
@@ -142,7 +176,7 @@ def build_model(spec: str, inputs: int | Sequence[int], classes: int) -> nn.Modu
     if (kind == "mlp") != bool(value):
         raise ScenarioError(
             f"model {spec!r}: hidden sizes go with mlp and only there; "
-            "write 'logistic', 'cnn' or 'mlp:200,100'"
+            "write 'logistic', 'cnn', 'lenet' or 'mlp:200,100'"
         )
     if kind == "cnn":
         if shape != (1, 28, 28):
@@ -150,6 +184,8 @@ def build_model(spec: str, inputs: int | Sequence[int], classes: int) -> nn.Modu
                 f"model 'cnn' needs images of shape (1, 28, 28), the samples have {shape}; use 'mlp:200'"
             )
         return emnist_cnn(classes)
+    if kind == "lenet":
+        return lenet(shape, classes)
     try:
         hidden = [int(size) for size in value.split(",")] if value else []
     except ValueError as error:
@@ -200,6 +236,37 @@ def stacked_outputs(module: nn.Module, parameters: Mapping[str, Tensor], inputs:
         else:
             wide = linear(values, weight.flatten(0, 1), bias.flatten())
             values, stacked = wide.view(-1, *bias.shape).transpose(0, 1), True
+    return values
+
+
+def split_layers(module: nn.Module, last: int) -> tuple[nn.Sequential, nn.Sequential]:
+    """Everything before the `last` linear layers, and these with what stands between them; names stay."""
+    layers = list(module.named_children()) if isinstance(module, nn.Sequential) else []
+    linear_layers = [place for place, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)]
+    if not 1 <= last <= len(linear_layers):
+        raise ScenarioError(
+            f"the last {last} linear layers cannot be split off: "
+            f"there are {len(linear_layers)} in a row of layers, so it must lie in 1..{len(linear_layers)}"
+        )
+    start = linear_layers[-last]
+    return nn.Sequential(OrderedDict(layers[:start])), nn.Sequential(OrderedDict(layers[start:]))
+
+
+def outputs(module: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """What `module` makes of `inputs` with other parameters.
+
+    A perceptron is written out, which is cheaper under vmap than torch's functional_call (10 clients, B = 10,
+    a head 200-10: 0.76 ms a gradient against 0.91).
+    """
+    if not _is_perceptron(module):
+        found: Tensor = functional_call(module, dict(parameters), (inputs,))
+        return found
+    values = inputs
+    for name, layer in module.named_children():
+        if isinstance(layer, nn.Linear):
+            values = values @ parameters[f"{name}.weight"].mT + parameters[f"{name}.bias"]
+        else:
+            values = layer(values)
     return values
 
 

@@ -1,7 +1,15 @@
 """Datasets, how they are dealt to clients, and how a block of clients holds its samples."""
 
 from asyncfed.data.counts import class_counts, plot_class_counts
-from asyncfed.data.datasets import DATASETS, Dataset, data_directory, load_dataset
+from asyncfed.data.datasets import (
+    DATASETS,
+    Dataset,
+    data_directory,
+    has_test_part,
+    load_dataset,
+    load_with_test,
+)
+from asyncfed.data.long_tail import long_tail, long_tail_sizes
 from asyncfed.data.partition import (
     IID,
     PARTITIONS,
@@ -32,8 +40,12 @@ __all__ = [
     "class_counts",
     "client_data_from_lists",
     "data_directory",
+    "has_test_part",
     "load_dataset",
     "load_shakespeare",
+    "load_with_test",
+    "long_tail",
+    "long_tail_sizes",
     "parse_partition",
     "partition_data",
     "plot_class_counts",

@@ -117,6 +117,39 @@ def load_dataset(
     return Dataset(name, x, y, classes)
 
 
+def has_test_part(name: str) -> bool:
+    """Whether a named dataset comes with test samples that stand apart."""
+    if name not in DATASETS:
+        raise UnknownNameError("dataset", name, DATASETS)
+    return name in _IMAGES
+
+
+def load_with_test(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    download: bool = False,
+    *,
+    separate_test: bool | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> tuple[Dataset, Dataset | None]:
+    """The training part and, apart from it, the test part; or all there is, and None.
+
+    `separate_test` None means: where the dataset has one. Without it, a dataset that has parts gives its
+    default one. `limit` is about the first of the two alone.
+    """
+    if separate_test is None:
+        separate_test = has_test_part(name)
+    elif separate_test and not has_test_part(name):
+        raise DataError(
+            f"dataset {name!r} has no test part; leave out separate_test, and give the third of the fractions"
+        )
+    if not separate_test:
+        return load_dataset(name, root, download, limit=limit, seed=seed), None
+    train = load_dataset(name, root, download, part="train", limit=limit, seed=seed)
+    return train, load_dataset(name, root, download, part="test")
+
+
 def _digits() -> tuple[Tensor, Tensor, int]:
     from sklearn.datasets import load_digits
 

@@ -1,8 +1,8 @@
 """From a dataset to what every client holds: deal the samples out, then split each client's share at random.
 
-Both draws follow from one seed through streams of their own ("partition", "split"). Every part that was asked
-for (fraction > 0) gets at least one sample of every client, because a client without test samples would
-silently vanish from the averages.
+All draws follow from one seed through streams of their own ("partition", "split", and "test part" for a test
+set that stands apart). Every part that was asked for (fraction > 0) gets at least one sample of every client,
+because a client without test samples would silently vanish from the averages.
 """
 
 from __future__ import annotations
@@ -25,9 +25,19 @@ def partition_data(
     clients: int,
     seed: int,
     fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    test: Dataset | None = None,
 ) -> ClientData:
-    """Deal `dataset` to `clients`; split each one's samples by `fractions` (train, validation, test)."""
+    """Deal `dataset` to `clients`; split each one's samples by `fractions` (train, validation, test).
+
+    A `test` set that stands apart is dealt out evenly at random, whatever the partition: a mean over clients
+    is then one over the whole of it. `fractions` describe the clients' own samples, and the third must be 0.
+    """
     check_fractions(fractions)
+    if test is not None and fractions[2] > 0:
+        raise DataError(
+            f"fractions are {tuple(fractions)}, but a separate test set of {len(test)} samples is given; "
+            "set the third fraction to 0, or leave out the test set"
+        )
     streams = Streams(seed)
     shares = partition.split(dataset.y.numpy(), clients, streams)
     generator = streams.generator("split")
@@ -37,7 +47,20 @@ def partition_data(
         pieces = np.split(generator.permutation(share), [train, train + validation])
         for part, piece in zip(parts, pieces, strict=True):
             part.append(np.sort(piece))
-    return ClientData(*(_packed(dataset, part) for part in parts))
+    packed = [_packed(dataset, part) for part in parts]
+    if test is not None:
+        packed[2] = _packed(test, _even_shares(test, clients, streams))
+    return ClientData(*packed)
+
+
+def _even_shares(test: Dataset, clients: int, streams: Streams) -> list[IntArray]:
+    if len(test) < clients:
+        raise DataError(
+            f"{clients} clients need a test sample each, the separate test set has {len(test)}; "
+            "use fewer clients, or leave it out and set the third fraction"
+        )
+    order = streams.generator("test part").permutation(len(test))
+    return [np.sort(share) for share in np.array_split(order, clients)]
 
 
 def _packed(dataset: Dataset, part: list[IntArray]) -> ClientShards:

@@ -1,4 +1,4 @@
-"""Bilevel quadratics with an outer variable per client, small enough that everything about them is known.
+"""Bilevel quadratics with an outer variable per client, or one for all, about which everything is known.
 
     f_i(x, λ_i) = ½ (x − b_i)ᵀ A_i (x − b_i) + xᵀ R_i λ_i   (+ bend(x, λ_i) when curved)
     F_i(x, λ_i) = ½ ‖x − t_i‖² + (ρ/2) ‖λ_i − s_i‖²,        ρ = 0.1
@@ -131,6 +131,85 @@ def consensus_limit(problem: Problem, lam: Tensor) -> tuple[Tensor, Tensor]:
         (Σ_i A_i) x = Σ_i (A_i b_i − R_i λ_i)
         d_{λ_i} = (ρ/n) (λ_i − s_i) − R_iᵀ (Σ_k A_k)⁻¹ (1/n) Σ_k (x − t_k)
     """
+    n = problem.clients
+    A, Ab, R, t, s = _client_means(problem)
+    tilt = torch.einsum("nij,nj->ni", R, lam)
+    x = torch.linalg.solve(A.sum(0), (Ab - tilt).sum(0))
+    q = torch.linalg.solve(A.sum(0), (x - t).mean(0))
+    return x, _PULL * (lam - s) / n - torch.einsum("nij,i->nj", R, q)
+
+
+def shared_hypergradient(
+    problem: Problem, lam: Tensor, weights: Sequence[float] | Tensor | None = None
+) -> Tensor:
+    """Where all clients share one λ (d_outer,): the gradient in λ of the mean of F_i(x*(λ), λ), for x*(λ) the
+    minimiser of the mean of f_i. For a `bilevel_quadratic` that is not curved.
+
+    With bars for means over clients, weighed by `weights` (by default equal; they need not add up to 1):
+
+        Ā x*(λ) = mean of A_i b_i − R̄ λ
+        h(λ) = ρ (λ − s̄) − R̄ᵀ Ā⁻¹ (x*(λ) − t̄)
+    """
+    A, Ab, R, t, s = _weighted_means(problem, weights)
+    x = torch.linalg.solve(A, Ab - R @ lam)
+    q: Tensor = torch.linalg.solve(A, x - t)
+    return _PULL * (lam - s) - R.T @ q
+
+
+def shared_solution(
+    problem: Problem, weights: Sequence[float] | Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The λ* that all clients share at which `shared_hypergradient` vanishes, and x*(λ*).
+
+    With J = −Ā⁻¹ R̄ and x_0 = x*(0):  (ρ I + JᵀJ) λ* = ρ s̄ + Jᵀ (t̄ − x_0).
+    """
+    A, Ab, R, t, s = _weighted_means(problem, weights)
+    J, x_0 = -torch.linalg.solve(A, R), torch.linalg.solve(A, Ab)
+    pull = _PULL * torch.eye(len(s), dtype=s.dtype)
+    lam = torch.linalg.solve(pull + J.T @ J, _PULL * s + J.T @ (t - x_0))
+    return lam, x_0 + J @ lam
+
+
+def local_hypergradient_solution(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Where a method ends that takes everybody's own Hessian for the common one: λ and x*(λ) at which
+
+        (1/n) Σ_i [ρ (λ − s_i) − R_iᵀ A_i⁻¹ (x*(λ) − t_i)] = 0.
+
+    With J and x_0 as in `shared_solution` and K_i = R_iᵀ A_i⁻¹:  (ρ I − K̄ J) λ = ρ s̄ + K̄ x_0 − mean K_i t_i.
+    LFedNest ends there with small steps, one local step at a time and exact inner solutions. Where that
+    matrix has an eigenvalue that is not to the right of 0, such a method diverges.
+    """
+    A_i, _, R_i, t_i, _ = _client_means(problem)
+    A, Ab, R, _, s = _weighted_means(problem, None)
+    J, x_0 = -torch.linalg.solve(A, R), torch.linalg.solve(A, Ab)
+    K_i = torch.linalg.solve(A_i, R_i).mT
+    K, Kt = K_i.mean(0), torch.einsum("nij,nj->ni", K_i, t_i).mean(0)
+    matrix = _PULL * torch.eye(len(s), dtype=s.dtype) - K @ J
+    slowest = float(torch.linalg.eigvals(matrix).real.min())
+    if slowest <= 0:
+        raise ScenarioError(
+            f"descent along local hypergradients diverges on this problem (a rate of {slowest:.3g}, "
+            "which must be positive); use another seed, or clients that differ less"
+        )
+    lam = torch.linalg.solve(matrix, _PULL * s + K @ x_0 - Kt)
+    return lam, x_0 + J @ lam
+
+
+def _weighted_means(problem: Problem, weights: Sequence[float] | Tensor | None) -> tuple[Tensor, ...]:
+    """Means over clients of what `_client_means` gives."""
+    each = _client_means(problem)
+    given = [1.0] * problem.clients if weights is None else weights
+    w = torch.as_tensor(given, dtype=torch.float64)
+    if w.shape != (problem.clients,) or not bool((w >= 0).all() & (w.sum() > 0) & w.isfinite().all()):
+        raise ScenarioError(
+            f"weights are {w.tolist()}; they must be {problem.clients} numbers, one for each client, "
+            "none negative and not all 0"
+        )
+    return tuple(torch.tensordot(w / w.sum(), part, 1) for part in each)
+
+
+def _client_means(problem: Problem) -> tuple[Tensor, ...]:
+    """A_i, A_i b_i, R_i, t_i and s_i as means over each client's samples, with a leading client axis."""
     if problem.recipe is None or problem.recipe.factory != "bilevel_quadratic":
         raise ScenarioError(f"problem {problem.name!r} is no bilevel_quadratic; only these have this limit")
     if problem.recipe.arguments["curved"]:
@@ -138,13 +217,8 @@ def consensus_limit(problem: Problem, lam: Tensor) -> tuple[Tensor, Tensor]:
             "a curved bilevel_quadratic has no closed form; make it with curved=False, "
             "or use asyncfed.truth with a small learning rate"
         )
-    train, n = problem.data.train, problem.clients
-    A, b, R, t, s = train.tensors
-    A_i, Ab_i, R_i, t_i, s_i = (
-        part.view(n, -1, *part.shape[1:]).mean(1)  # every client has equally many samples
+    A, b, R, t, s = problem.data.train.tensors
+    return tuple(
+        part.view(problem.clients, -1, *part.shape[1:]).mean(1)  # every client has equally many samples
         for part in (A, torch.einsum("bij,bj->bi", A, b), R, t, s)
     )
-    tilt = torch.einsum("nij,nj->ni", R_i, lam)
-    x = torch.linalg.solve(A_i.sum(0), (Ab_i - tilt).sum(0))
-    q = torch.linalg.solve(A_i.sum(0), (x - t_i).mean(0))
-    return x, _PULL * (lam - s_i) / n - torch.einsum("nij,i->nj", R_i, q)

@@ -1,0 +1,106 @@
+"""Regularization tuning: how strongly to shrink what, learnt from validation samples.
+
+    f_i(y, x) = mean over train of cross-entropy(model_y(image), label) + ½ Σ_j exp(x_j) y_j²
+    F_i(y)    = mean over validation of cross-entropy(model_y(image), label)
+
+The outer variable x, which all clients share, acts on F_i through y alone. Per class there is one exponent
+for each row of the last layer (`head`: a class's weights and its bias), so that for a "logistic" model every
+f_i is strongly convex; per parameter each number of the model has its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asyncfed.data import Partition, load_with_test
+from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.models import build_model, has_convolutions, initial_parameters, outputs
+from asyncfed.problems.classification import cross_entropies, half_square
+from asyncfed.problems.held_out import deal
+from asyncfed.problems.layout import Params
+from asyncfed.problems.problem import Batch, Problem, problem_factory
+
+_PER = ("class", "parameter")
+
+
+@problem_factory
+def regularization_tuning(
+    dataset: str = "digits",
+    clients: int = 20,
+    model: str = "logistic",
+    per: str = "class",
+    partition: Partition | str = "iid",
+    seed: int = 0,
+    fractions: Sequence[float] | None = None,
+    rate: float = 0.01,
+    l2: float = 0.0,
+    limit: int | None = None,
+    separate_test: bool | None = None,
+    download: bool = False,
+) -> Problem:
+    """Tune weight decay; see `hyper_representation` for the other arguments.
+
+    Parameters
+    ----------
+    per
+        "class" (x.class, one exponent per class) or "parameter" (x looks like y).
+    rate
+        What every exp(x_j) is at the start.
+    l2
+        A fixed (l2/2)‖y‖² besides, for the layers before the last where `per` is "class".
+    """
+    if per not in _PER:
+        raise UnknownNameError("per", per, _PER)
+    if not 0 < rate < float("inf"):
+        raise ScenarioError(f"rate is {rate}; it must be positive and finite, as it starts at its logarithm")
+    if not 0 <= l2 < float("inf"):
+        raise ScenarioError(f"l2 is {l2}; it must be at least 0 and finite")
+    samples, test = load_with_test(
+        dataset, download=download, separate_test=separate_test, limit=limit, seed=seed
+    )
+    module = build_model(model, samples.x.shape[1:], samples.classes)
+
+    def penalty(y: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
+        if per == "class":
+            rows = y["head.weight"].square().sum(1) + y["head.bias"].square()
+            return 0.5 * (x["class"].exp() * rows).sum()
+        return 0.5 * torch.stack([(x[name].exp() * y[name].square()).sum() for name in y]).sum()
+
+    def inner_loss(y: dict[str, Tensor], x: dict[str, Tensor], batch: Batch) -> Tensor:
+        loss = sample_loss(y, x, batch).mean() + penalty(y, x)
+        return loss + half_square(y, l2) if l2 else loss
+
+    def sample_loss(y: dict[str, Tensor], x: dict[str, Tensor], batch: Batch) -> Tensor:
+        images, labels = batch
+        return cross_entropies(outputs(module, y, images), labels)
+
+    def correct(y: dict[str, Tensor], x: dict[str, Tensor], batch: Batch) -> Tensor:
+        images, labels = batch
+        output = outputs(module, y, images)
+        return (output.argmax(-1) == labels).to(output.dtype)
+
+    def init_inner(generator: torch.Generator) -> Params:
+        return initial_parameters(module, generator)
+
+    def init_outer(generator: torch.Generator) -> Params:
+        if per == "class":
+            return {"class": torch.full((samples.classes,), math.log(rate))}
+        return {
+            name: torch.full(parameter.shape, math.log(rate)) for name, parameter in module.named_parameters()
+        }
+
+    return Problem(
+        name=f"{dataset}-{model}-decay-per-{per}",
+        data=deal(samples, test, partition, clients, seed, fractions, validation=0.5),
+        inner_loss=inner_loss,
+        outer_loss=lambda y, x, batch: sample_loss(y, x, batch).mean(),
+        init_inner=init_inner,
+        init_outer=init_outer,
+        outer_split="validation",
+        metrics={"loss": sample_loss, "accuracy": correct},
+        vectorize=not has_convolutions(module),
+    )
