@@ -1,0 +1,290 @@
+"""Bilevel optimization by gossip with full Hessians, for small problems (Yang, Zhang & Wang, NeurIPS 2022,
+arXiv 2206.10870): what AggITD is compared with in Fig. 7 of 000.
+
+All want one x and one y: min_x (1/n) Σ_k f_k(x, y*(x)) where y*(x) = argmin_y (1/n) Σ_k g_k(x, y). In every
+round agent k averages all that it holds with its neighbours, and adds what it sees at its own (x_k, y_k):
+
+    x_k  ← Σ_j w_kj x_j − α (s_k − u_k q_k h_k)
+    y_k  ← Σ_j w_kj y_j − γ ∇_y g_k
+    s_k  ← (1 − β) Σ_j w_kj s_j + β ∇_x f_k
+    h_k  ← (1 − β) Σ_j w_kj h_j + β ∇_y f_k
+    u_k  ← (1 − β) Σ_j w_kj u_j + β ∇²_xy g_k
+    v_ki ← (1 − β) Σ_j w_kj v_ji + β ∇²_yy g_k(ξ_ki),   i = 1 … b
+    q_k  = Q_b / L,   Q_0 = I,   Q_i = I + (I − v_ki / L) Q_{i−1}
+
+| paper   | here                 |                                                                      |
+|---------|----------------------|----------------------------------------------------------------------|
+| x, f_k  | x, outer             | the outer variable and loss of a `Problem`                           |
+| y, g_k  | y, inner             | the inner variable and loss                                          |
+| s, h    | s, h                 | running estimates of the mean ∇_x f and ∇_y f                        |
+| u, v_i  | u, v                 | of the mean ∇²_xy g (d_x, d_y), and b of the mean ∇²_yy g (d_y, d_y) |
+| q       | _q_h makes q h       | about the inverse of the mean ∇²_yy g; only q h is ever needed       |
+| α, γ, β | lr, inner_lr, mixing | rates of x, of y, and of the estimates                               |
+| b, L    | terms, bound         | of the Neumann series; L bounds the eigenvalues of every ∇²_yy g_k   |
+| w_kj    | weights              | doubly stochastic                                                    |
+
+A message has 2 d_x + 2 d_y + d_x d_y + b d_y² numbers. FedNest and AggITD send vectors; this is what full
+matrices cost.
+
+How far this is the paper's: its text was not at hand, and 000 found no code of it. 001 (App. E) says that it
+computes and sends full Jacobians and Hessians, over static undirected links with doubly stochastic weights.
+The lines above follow a description of its algorithm from memory and were not compared with the print. Chosen
+here, whatever the paper does:
+
+- s, h and u begin at 0 and every v_i at L·I, with which the series converges from the first round on.
+- ∇f_k is over all of the outer split, as in the other methods here. Minibatches are for g_k: one for ∇_y g_k
+  and ∇²_xy g_k, and one for each of the b Hessians. Without minibatches these are equal, and are all sent.
+- Links may come and go, as long as the weights stay doubly stochastic at every step.
+
+With constant rates the agents come to rest apart from each other, by the order of α, γ and β, unless they are
+all alike; and with b Hessians of smallest eigenvalue μ, q is off by a factor of up to 1 − (1 − μ/L)^(b+1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from asyncfed.data import ClientShards
+from asyncfed.errors import DivergenceError, RunError, ScenarioError, TopologyError
+from asyncfed.network.links import Network, require_strongly_connected
+from asyncfed.network.timing import Lockstep, Timing
+from asyncfed.network.weights import Weights
+from asyncfed.problems.derivatives import Derivatives
+from asyncfed.protocols.phase import (
+    Emission,
+    Estimate,
+    Opening,
+    Phase,
+    PhaseDefaults,
+    Site,
+    Steps,
+    Tensors,
+    whole,
+)
+from asyncfed.protocols.schedules import LearningRate, check_rate, first_rate, rates
+
+_MOST = 4_000_000  # numbers in the matrices of one message
+_GROWTH = 10.0  # of Π (I − v_i / L) h over h: there is no series any more, only room for noise
+
+
+@dataclass(frozen=True)
+class GossipBilevel:
+    """Gossip on variables, gradients and full second derivatives.
+
+    Parameters
+    ----------
+    steps
+        Rounds.
+    lr, inner_lr
+        α of the outer and γ of the inner variable: a number, `StepDecay` or `Diminishing`.
+    mixing
+        β, the weight of what is new in the estimates, at most 1: a number or a schedule.
+    terms
+        b, the Hessians that each agent keeps and sends; the Neumann series has b + 1 terms.
+    bound
+        L, at least the largest eigenvalue of any ∇²_yy g_k.
+    batch
+        Minibatch size of each of the b + 1 draws of g_k; None for all of a client's training data.
+    """
+
+    steps: int
+    lr: LearningRate
+    inner_lr: LearningRate
+    mixing: LearningRate
+    terms: int
+    bound: float
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        if not whole(self.steps) or self.steps < 0:
+            raise ScenarioError(f"steps is {self.steps!r}; it must be a whole number, at least 0")
+        for rate in (self.lr, self.inner_lr, self.mixing):
+            check_rate(rate)
+        if first_rate(self.mixing) > 1:
+            raise ScenarioError(
+                f"mixing begins with {first_rate(self.mixing)}; it must be at most 1, which keeps nothing old"
+            )
+        if not whole(self.terms) or self.terms < 1:
+            raise ScenarioError(f"terms is {self.terms!r}; it must be a whole number, at least 1")
+        if not 0 < self.bound < float("inf"):
+            raise ScenarioError(
+                f"bound is {self.bound}; it must be finite, above 0, and at least the largest eigenvalue of "
+                "any client's inner Hessian"
+            )
+        if self.batch is not None and (not whole(self.batch) or self.batch < 1):
+            raise ScenarioError(
+                f"batch is {self.batch}; it must be at least 1, or None for all of a client's data"
+            )
+
+    def phases(self) -> tuple[Phase, ...]:
+        return (GossipRounds(self),)
+
+
+@dataclass(frozen=True)
+class GossipRounds(PhaseDefaults):
+    """The rounds of `method`. Matrices travel as flat rows; s, h, u and v are scaled by 1 − β before they are
+    sent, and everything that is new stays at home as the residue.
+    """
+
+    method: GossipBilevel
+
+    name = "gossip-bilevel"
+    kind = "gossip"
+    needs_outer = True
+
+    @property
+    def steps(self) -> int:
+        return self.method.steps
+
+    @property
+    def batch(self) -> int | None:
+        """Samples of a round: those of b + 1 independent minibatches."""
+        return None if self.method.batch is None else self.method.batch * (1 + self.method.terms)
+
+    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
+        require_strongly_connected(network)
+        if not isinstance(timing, Lockstep):
+            raise ScenarioError(
+                "GossipBilevel needs everybody in step: its weights sum to one at every receiver in every "
+                "round, which nothing ensures where clients absorb at their own times; use "
+                "timing=Lockstep(), or in virtual time CDBO with HGP"
+            )
+        if not weights.prepare(network).doubly_stochastic:
+            raise TopologyError(
+                "GossipBilevel needs doubly stochastic weights, and these are not on this topology; "
+                "use weights=Metropolis() or FastestMixing() on undirected links without loss, or CDBO"
+            )
+
+    def begin(self, site: Site, carried: Tensors) -> Opening:
+        x, y, b = carried["outer"], carried["inner"], self.method.terms
+        check_size(x.shape[1], y.shape[1], b)
+        scaled = self.method.bound * torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
+        absorbed = {
+            "x": x.clone(),
+            "y": y.clone(),
+            "s": torch.zeros_like(x),
+            "h": torch.zeros_like(y),
+            "u": x.new_zeros(len(x), x.shape[1] * y.shape[1]),
+            "v": scaled.flatten().repeat(len(y), b),
+        }
+        validated = site.derivatives.problem.outer_split == "validation"
+        return Opening(absorbed, _in_rows(site.data.validation if validated else site.data.train))
+
+    def step(
+        self,
+        derivatives: Derivatives,
+        absorbed: Tensors,
+        memory: Tensors,
+        batch: tuple[Tensor, ...],
+        steps: Steps,
+        room: Tensors,
+    ) -> Emission:
+        x, y, s, h, u, v = (absorbed[key] for key in ("x", "y", "s", "h", "u", "v"))
+        alpha, gamma = rates(self.method.lr, steps, x), rates(self.method.inner_lr, steps, x)
+        beta = rates(self.method.mixing, steps, x)
+        first, *others = self._minibatches(batch)
+
+        u_q_h = torch.bmm(u.view(len(x), x.shape[1], -1), self._q_h(v, h)).squeeze(2)
+        descent, loss = derivatives.inner_gradient(y, x, first, scale=-gamma, out=room.get("y"))  # −γ ∇_y g
+        f_y, f_x, _ = derivatives.whole_outer_gradients(y, x, _from_rows(memory))
+        g_yy, g_xy = _second_derivatives(derivatives, y, x, first)
+        if others:
+            hessians = [_second_derivatives(derivatives, y, x, other)[0] for other in others]
+        else:
+            hessians = [g_yy] * self.method.terms
+        residue = {
+            "x": alpha * (u_q_h - s),
+            "y": descent,
+            "s": beta * f_x,
+            "h": beta * f_y,
+            "u": beta * g_xy.flatten(1),
+            "v": beta * torch.stack(hessians, dim=1).flatten(1),
+        }
+        sent = {key: absorbed[key].mul_(1 - beta) for key in ("s", "h", "u", "v")}
+        return Emission({"x": x, "y": y, **sent}, residue, {"loss": loss})
+
+    def _minibatches(self, batch: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+        """b + 1 of them; or the one that is all of the data."""
+        size = self.method.batch
+        if size is None:
+            return [batch]
+        return list(zip(*(torch.split(tensor, size, dim=1) for tensor in batch), strict=True))
+
+    def _q_h(self, v: Tensor, h: Tensor) -> Tensor:
+        """q h (k, d_y, 1), by Q_i h = h + (I − v_i / L) Q_{i−1} h; beside it goes Π_i (I − v_i / L) h, which
+        says whether the series converges.
+        """
+        h = h.unsqueeze(2)
+        both = torch.cat([h, h], dim=2)
+        for v_i in v.view(len(h), self.method.terms, h.shape[1], -1).unbind(1):
+            both = torch.baddbmm(both, v_i, both, alpha=-1 / self.method.bound)
+            both[:, :, :1] += h
+        last, start = torch.linalg.vector_norm(both[:, :, 1:], dim=1), torch.linalg.vector_norm(h, dim=1)
+        if bool((last > _GROWTH * start).any()):
+            raise NeumannDivergesError(float((last / start).nan_to_num().max()), self.method.bound)
+        return both[:, :, :1] / self.method.bound
+
+    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
+        return Estimate(inner=absorbed["y"], outer=absorbed["x"])
+
+    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
+        return {"inner": absorbed["y"], "outer": absorbed["x"]}
+
+
+class NeumannDivergesError(DivergenceError):
+    """The terms of the series that stands for the inverse Hessian grow instead of shrinking."""
+
+    def __init__(self, growth: float, bound: float) -> None:
+        RunError.__init__(
+            self,
+            f"gossip-bilevel: the last term of a client's Neumann series is {growth:.3g} times its first, so "
+            f"the series is no inverse; raise bound (it is {bound:g}) above the largest eigenvalue of the "
+            "inner Hessians, and see that the inner loss is convex",
+        )
+        self.growth, self.bound = growth, bound
+
+    def __reduce__(self) -> tuple[type[NeumannDivergesError], tuple[float, float]]:  # type: ignore[override]
+        return type(self), (self.growth, self.bound)
+
+
+def check_size(d_x: int, d_y: int, terms: int) -> None:
+    """Refuse variables whose second derivatives nobody would send."""
+    if d_x * d_y + terms * d_y * d_y > _MOST:
+        raise ScenarioError(
+            f"GossipBilevel would send {d_x} × {d_y} mixed derivatives and {terms} Hessians of {d_y} × {d_y} "
+            f"numbers in every message, and takes at most {_MOST:,}; it is for small problems: use FedNest "
+            "or AggITD, which send vectors"
+        )
+
+
+def _second_derivatives(
+    derivatives: Derivatives, y: Tensor, x: Tensor, batch: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """∇²_yy g (k, d_y, d_y) and ∇²_xy g (k, d_x, d_y), column by column."""
+    units = torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
+    directions = tuple(unit.expand_as(y) for unit in units)
+    by_y, by_x = derivatives.inner_second_vectors(y, x, batch, directions)
+    return torch.stack(by_y, dim=2), torch.stack(by_x, dim=2)
+
+
+def _in_rows(shards: ClientShards) -> Tensors:
+    """Samples as a phase can remember them: a row for every client, padded to the longest."""
+    sizes = shards.sizes.tolist()
+    device = shards.tensors[0].device
+    rows = {
+        f"outer {place}": pad_sequence(list(torch.split(tensor, sizes)), batch_first=True)
+        for place, tensor in enumerate(shards.tensors)
+    }
+    return {"outer sizes": torch.tensor(sizes, device=device), **rows}
+
+
+def _from_rows(memory: Tensors) -> ClientShards:
+    """The samples of the clients whose rows these are."""
+    sizes = memory["outer sizes"]
+    rows = [value for key, value in memory.items() if key != "outer sizes"]
+    real = torch.arange(rows[0].shape[1], device=sizes.device) < sizes[:, None]
+    return ClientShards(tuple(row[real] for row in rows), sizes.cpu().numpy())
