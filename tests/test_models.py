@@ -16,8 +16,11 @@ from asyncfed.models import (
     emnist_cnn,
     has_convolutions,
     initial_parameters,
+    lenet,
     logistic_regression,
     mlp,
+    outputs,
+    split_layers,
     stacked_initial_parameters,
     stacked_outputs,
 )
@@ -32,11 +35,20 @@ def test_models_have_the_sizes_of_the_papers() -> None:
     assert size(mlp([784, 200, 10])) == 157_000 + 2_010
     assert size(logistic_regression(64, 10)) == 650
     assert size(char_lstm()) == 819_920
+    assert size(lenet()) == 61_706  # 156 + 2,416 + 48,120 + 10,164 + 850
+    assert size(lenet((3, 32, 32))) == 62_006
 
 
 @pytest.mark.parametrize(
     ("spec", "shape"),
-    [("logistic", (64,)), ("mlp:20", (1, 28, 28)), ("mlp:20,10", (3, 5)), ("cnn", (1, 28, 28))],
+    [
+        ("logistic", (64,)),
+        ("mlp:20", (1, 28, 28)),
+        ("mlp:20,10", (3, 5)),
+        ("cnn", (1, 28, 28)),
+        ("lenet", (1, 28, 28)),
+        ("lenet", (3, 32, 32)),
+    ],
 )
 def test_models_flatten_their_input(spec: str, shape: tuple[int, ...]) -> None:
     assert build_model(spec, shape, 7)(torch.zeros(5, *shape)).shape == (5, 7)
@@ -55,6 +67,61 @@ def test_an_mlp_is_relu_between_affine_maps() -> None:
     p, x = dict(module.named_parameters()), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     hidden = (x @ p["hidden1.weight"].T + p["hidden1.bias"]).clamp(min=0)
     torch.testing.assert_close(module(x), hidden @ p["head.weight"].T + p["head.bias"])
+
+
+def test_a_lenet_is_convolutions_and_three_affine_maps() -> None:
+    module = lenet().double()
+    p = dict(module.named_parameters())
+    assert list(p) == [
+        f"{layer}.{kind}"
+        for layer in ("conv1", "conv2", "hidden1", "hidden2", "head")
+        for kind in ("weight", "bias")
+    ]
+    x = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    padded = torch.zeros(2, 1, 32, 32, dtype=torch.float64)
+    padded[:, :, 2:30, 2:30] = x
+    values = padded
+    for layer in ("conv1", "conv2"):
+        patches = values.unfold(2, 5, 1).unfold(3, 5, 1)
+        values = torch.einsum("bcijkl,ockl->boij", patches, p[f"{layer}.weight"])
+        values = (values + p[f"{layer}.bias"][:, None, None]).clamp(min=0)
+        values = values.unfold(2, 2, 2).unfold(3, 2, 2).amax((-2, -1))
+    values = values.reshape(2, 400)
+    for layer in ("hidden1", "hidden2"):
+        values = (values @ p[f"{layer}.weight"].T + p[f"{layer}.bias"]).clamp(min=0)
+    torch.testing.assert_close(module(x), values @ p["head.weight"].T + p["head.bias"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "last", "first_layers", "last_layers"),
+    [
+        ("mlp:20", (6,), 1, ["hidden1"], ["head"]),
+        ("mlp:8,9,7", (6,), 2, ["hidden1", "hidden2"], ["hidden3", "head"]),
+        ("logistic", (6,), 1, [], ["head"]),
+        ("lenet", (1, 28, 28), 2, ["conv1", "conv2", "hidden1"], ["hidden2", "head"]),
+        ("cnn", (1, 28, 28), 1, ["conv1", "conv2", "hidden1"], ["head"]),
+    ],
+)
+def test_a_network_is_split_by_layer_and_its_halves_make_the_whole(
+    spec: str, shape: tuple[int, ...], last: int, first_layers: list[str], last_layers: list[str]
+) -> None:
+    module = build_model(spec, shape, 4)
+    body, head = split_layers(module, last)
+    for half, layers in ((body, first_layers), (head, last_layers)):
+        assert list(dict.fromkeys(name.split(".")[0] for name, _ in half.named_parameters())) == layers
+    inputs = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    fresh = initial_parameters(module, torch.Generator().manual_seed(1))
+    features = outputs(body, {name: fresh[name] for name, _ in body.named_parameters()}, inputs)
+    found = outputs(head, {name: fresh[name] for name, _ in head.named_parameters()}, features)
+    expected = functional_call(module, fresh, (inputs,))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(outputs(module, fresh, inputs), expected)
+
+
+def test_layers_that_are_not_there_cannot_be_split_off() -> None:
+    for last in (0, 3):
+        with pytest.raises(ScenarioError, match=rf"the last {last} linear layers .* lie in 1\.\.2"):
+            split_layers(mlp([4, 3, 2]), last)
 
 
 def test_initial_parameters_come_from_the_generator_and_nowhere_else() -> None:
@@ -159,6 +226,8 @@ def test_models_that_cannot_be_built_are_refused() -> None:
         build_model("logistc", 4, 2)
     with pytest.raises(ScenarioError, match=r"needs images of shape \(1, 28, 28\), the samples have \(64,\)"):
         build_model("cnn", 64, 10)
+    with pytest.raises(ScenarioError, match=r"\(1, 28, 28\) or \(3, 32, 32\), .* have \(1, 32, 32\)"):
+        build_model("lenet", (1, 32, 32), 10)
     for spec in ("mlp", "logistic:3"):
         with pytest.raises(ScenarioError, match="hidden sizes go with mlp"):
             build_model(spec, 4, 2)

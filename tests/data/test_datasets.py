@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncfed.data import DATASETS, data_directory, load_dataset
+from asyncfed.data import DATASETS, data_directory, has_test_part, load_dataset, load_with_test
 from asyncfed.data.torchvision_import import import_torchvision
 from asyncfed.errors import DataError, UnknownNameError
 from tests.data.idx import small_images, write_idx
@@ -125,6 +125,25 @@ def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(DataError, match="'digits' has no parts"):
         load_dataset("digits", part="train")
     assert set(DATASETS) == {"digits", "mnist", "emnist"}
+
+
+def test_the_test_part_stands_apart_where_there_is_one(tmp_path: Path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    images, labels = small_images(raw, "train", packed=False)
+    write_idx(raw / "t10k-images-idx3-ubyte", images[:5], packed=False)
+    write_idx(raw / "t10k-labels-idx1-ubyte", labels[:5], packed=False)
+    train, test = load_with_test("mnist", tmp_path, limit=7)
+    assert test is not None
+    assert (len(train), len(test)) == (7, 5)
+    assert test.y.tolist() == labels[:5].tolist()
+    assert load_with_test("mnist", tmp_path, separate_test=False)[1] is None
+    assert has_test_part("mnist")
+    whole, nothing = load_with_test("digits")
+    assert (len(whole), nothing) == (1797, None)
+    with pytest.raises(DataError, match="dataset 'digits' has no test part; leave out separate_test"):
+        load_with_test("digits", separate_test=True)
+    with pytest.raises(UnknownNameError, match="unknown dataset 'mnits'"):
+        load_with_test("mnits")
 
 
 def test_importing_torchvision_leaves_torch_as_it_was() -> None:

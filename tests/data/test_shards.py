@@ -153,6 +153,34 @@ def test_fractions_that_are_none_are_refused(fractions: tuple[float, ...]) -> No
         partition_data(numbered(60), IID(), 3, seed=0, fractions=fractions)
 
 
+def test_a_separate_test_set_is_dealt_out_evenly_and_whole_whatever_the_partition() -> None:
+    dataset, test = numbered(400), numbered(130)
+    data = partition_data(dataset, DirichletOverClients(0.5), 6, 0, (0.5, 0.5, 0.0), test)
+    assert data.test.sizes.tolist() == [22, 22, 22, 22, 21, 21]
+    assert sorted(data.test.tensors[0][:, 0].int().tolist()) == list(range(130))
+    assert torch.equal(data.test.tensors[1], data.test.tensors[0][:, 0].long() % 3)
+    assert samples_of(data, 0)[2] != list(range(22))
+    own = [sample for client in range(6) for part in samples_of(data, client)[:2] for sample in part]
+    assert sorted(own) == list(range(400))
+
+
+def test_a_separate_test_set_moves_nothing_else() -> None:
+    alone = partition_data(numbered(100), IID(), 4, 5, (0.5, 0.5, 0.0))
+    first, again, other = (
+        partition_data(numbered(100), IID(), 4, seed, (0.5, 0.5, 0.0), numbered(40)) for seed in (5, 5, 6)
+    )
+    assert samples_of(first, 2)[:2] == samples_of(alone, 2)[:2]
+    assert samples_of(first, 2)[2] == samples_of(again, 2)[2]
+    assert samples_of(first, 2)[2] != samples_of(other, 2)[2]
+
+
+def test_a_separate_test_set_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(DataError, match=r"a separate test set of 9 samples.*set the third fraction to 0"):
+        partition_data(numbered(100), IID(), 4, 0, test=numbered(9))
+    with pytest.raises(DataError, match="4 clients need a test sample each, the separate test set has 3"):
+        partition_data(numbered(100), IID(), 4, 0, (0.5, 0.5, 0.0), numbered(3))
+
+
 def test_class_counts_add_up_to_the_dataset() -> None:
     digits = load_dataset("digits")
     data = partition_data(digits, DirichletOverClients(0.4), 12, seed=1)

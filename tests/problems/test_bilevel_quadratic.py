@@ -13,8 +13,11 @@ from asyncfed.problems import (
     Derivatives,
     Problem,
     bilevel_quadratic,
+    local_hypergradient_solution,
     problem_from_recipe,
     quadratic,
+    shared_hypergradient,
+    shared_solution,
 )
 from asyncfed.problems.bilevel_quadratic import consensus_limit
 
@@ -131,6 +134,107 @@ def test_the_consensus_limit_of_other_problems_is_refused() -> None:
         consensus_limit(bilevel_quadratic(curved=True), torch.zeros(5, 2))
     with pytest.raises(ScenarioError, match="'quadratic' is no bilevel_quadratic"):
         consensus_limit(quadratic(), torch.zeros(10, 0))
+
+
+def solved(problem: Problem, lam: Tensor, weights: Tensor) -> Tensor:
+    """The minimiser of the weighted mean of f_i at one λ for all: one step of Newton's method."""
+
+    def gradient(x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        each = [problem.inner_loss(x, lam, problem.data.train.of(i)) for i in range(problem.clients)]
+        return torch.autograd.grad((torch.stack(each) * weights).sum(), x, create_graph=True)[0]
+
+    start = gradient(torch.zeros(3, dtype=torch.float64))
+    hessian = torch.stack([gradient(unit.clone()) - start for unit in torch.eye(3, dtype=torch.float64)])
+    return -torch.linalg.solve(hessian, start)
+
+
+def objective(problem: Problem, lam: Tensor, weights: Tensor) -> Tensor:
+    x = solved(problem, lam, weights)
+    each = [problem.outer_loss(x, lam, problem.data.train.of(i)) for i in range(problem.clients)]
+    return (torch.stack(each) * weights).sum()
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.4])
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.0, 5.0]])
+def test_the_shared_hypergradient_is_autograd_through_the_exact_inner_solution(
+    noise: float, weights: list[float] | None
+) -> None:
+    problem = bilevel_quadratic(clients=4, noise=noise, samples=4, seed=3)
+    w = torch.tensor(weights or [1.0] * 4, dtype=torch.float64)
+    w = w / w.sum()
+    lam = torch.tensor([0.7, -1.3], dtype=torch.float64)
+    leaf = lam.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(objective(problem, leaf, w), leaf)
+    torch.testing.assert_close(shared_hypergradient(problem, lam, weights), slope)
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.0, 5.0]])
+def test_the_shared_solution_is_where_a_plain_optimizer_ends(weights: list[float] | None) -> None:
+    problem = bilevel_quadratic(clients=4, seed=3)
+    w = torch.tensor(weights or [1.0] * 4, dtype=torch.float64)
+    w = w / w.sum()
+    lam = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([lam], max_iter=50, tolerance_grad=1e-12, tolerance_change=1e-16)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = objective(problem, lam, w)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    best, x = shared_solution(problem, weights)
+    torch.testing.assert_close(best, lam.detach(), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(x, solved(problem, best, w).detach())
+    assert shared_hypergradient(problem, best, weights).abs().max() < 1e-12
+
+
+def mean_local_hypergradient(problem: Problem, lam: Tensor) -> Tensor:
+    """Everybody with its own Hessian, at the exact common inner solution."""
+    d, n, batch = Derivatives.of(problem), problem.clients, whole(problem)
+    x = solved(problem, lam, torch.full((n,), 1 / n, dtype=torch.float64)).detach().repeat(n, 1)
+    hessian, cross = d.whole_inner_jacobians(x, lam.repeat(n, 1), problem.data.train)
+    by_x, by_lam, _ = d.outer_gradients(x, lam.repeat(n, 1), batch)
+    return (by_lam - (cross @ torch.linalg.solve(hessian, by_x.unsqueeze(2)))[:, :, 0]).mean(0)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_descent_along_local_hypergradients_ends_at_a_solution_of_its_own(noise: float) -> None:
+    problem = bilevel_quadratic(clients=4, curvature=(0.3, 3.0), noise=noise, samples=3)
+    end, x = local_hypergradient_solution(problem)
+    assert mean_local_hypergradient(problem, end).abs().max() < 1e-12
+    even = torch.full((4,), 0.25, dtype=torch.float64)
+    torch.testing.assert_close(x, solved(problem, end, even).detach())
+    lam = torch.zeros(2, dtype=torch.float64)
+    for _ in range(70):
+        lam = lam - 0.5 * mean_local_hypergradient(problem, lam)
+    true, _ = shared_solution(problem)
+    assert (lam - end).norm() < 0.1 * end.norm()
+    assert (end - true).norm() > 0.1  # it is biased
+
+
+def test_local_hypergradients_can_lead_nowhere() -> None:
+    problem = bilevel_quadratic(clients=2, dimension=2, curvature=(0.05, 20.0), seed=15)
+    with pytest.raises(ScenarioError, match="descent along local hypergradients diverges on this problem"):
+        local_hypergradient_solution(problem)
+    shared_solution(problem)  # which is there all the same
+
+
+def test_with_one_client_local_is_global() -> None:
+    problem = bilevel_quadratic(clients=1)
+    for local, shared in zip(local_hypergradient_solution(problem), shared_solution(problem), strict=True):
+        torch.testing.assert_close(local, shared)
+
+
+def test_shared_solutions_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(ScenarioError, match="curved=False"):
+        shared_solution(bilevel_quadratic(curved=True))
+    with pytest.raises(ScenarioError, match="'quadratic' is no bilevel_quadratic"):
+        shared_hypergradient(quadratic(), torch.zeros(2))
+    for weights in ([1.0, 2.0], [1.0, 1.0, -1.0], [0.0] * 3, [1.0, 1.0, float("nan")]):
+        with pytest.raises(ScenarioError, match="they must be 3 numbers, one for each client"):
+            shared_solution(bilevel_quadratic(clients=3), weights)
 
 
 @pytest.mark.parametrize(
