@@ -84,6 +84,24 @@ class SeriesDivergesError(DivergenceError):
         return type(self), (self.method, self.start, self.largest, self.lr)
 
 
+class QuorumError(RunError):
+    """A server's round did not get the answers it needs, however often it asked."""
+
+    def __init__(
+        self, phase: str, kind: str, number: int, answers: int, needed: int, asked: int, attempts: int
+    ) -> None:
+        times = "once" if attempts == 1 else f"{attempts} times"
+        super().__init__(
+            f"round {number} ({phase}, {kind}) got {answers} of the {needed} answers it needs, though "
+            f"the server asked {asked} clients {times}; lower the quorum, raise the participation, the "
+            "deadline or attempts, or give the links a higher probability"
+        )
+        self.arguments = (phase, kind, number, answers, needed, asked, attempts)
+
+    def __reduce__(self) -> tuple[type[QuorumError], tuple[str, str, int, int, int, int, int]]:
+        return type(self), self.arguments
+
+
 class ActorLostError(RunError):
     """A Ray actor died and its clients with it."""
 

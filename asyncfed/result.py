@@ -77,7 +77,7 @@ class Result:
 
     @cached_property
     def trace(self) -> Trace:
-        return Trace(self._directory.trace, nodes=int(self.manifest["clients"]))
+        return Trace(self._directory.trace, nodes=int(self.manifest.get("nodes", self.manifest["clients"])))
 
     @cached_property
     def scenario(self) -> Scenario:

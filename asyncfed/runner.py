@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -15,15 +15,18 @@ import numpy as np
 import torch
 
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.network.links import Network
 from asyncfed.problems.derivatives import Derivatives
-from asyncfed.protocols.phase import Tensors
+from asyncfed.protocols.phase import ProtocolLike, Tensors
 from asyncfed.result import Result
 from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
 from asyncfed.runtime.block import Tap
 from asyncfed.runtime.directory import RunDirectory
-from asyncfed.runtime.engine import Evaluation, execute
+from asyncfed.runtime.engine import Evaluation, Tick, execute
 from asyncfed.runtime.local import LocalBackend
+from asyncfed.runtime.served import LocalServed, ServedBackend
+from asyncfed.runtime.serving import serve
 from asyncfed.scenario import Scenario, check, scenario_to_data
 from asyncfed.trace import Totals, TraceWriter
 
@@ -94,36 +97,30 @@ def run(
     """
     network = check(scenario)
     derivatives = Derivatives.of(scenario.problem)
-    start = _initial(scenario.clients, derivatives, initial)
-    _check_options(backend, clients_per_actor, device, tap, scenario.clients)
+    peers = isinstance(scenario.protocol, ProtocolLike)
+    start = _initial(scenario.clients if peers else 1, derivatives, initial)
+    _check_options(backend, clients_per_actor, device, tap, peers)
     directory = RunDirectory.create(out, scenario.name)
     directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
     manifest: dict[str, Any] = {
         "scenario": scenario.name,
         "clients": scenario.clients,
         "seed": int(scenario.seed),
+        "nodes": network.n,
         **({"initial": sorted(start)} if start else {}),
     }
     directory.write_manifest(status="running", **manifest)
-    writer = TraceWriter(directory.trace, nodes=scenario.clients)
+    writer = TraceWriter(directory.trace, nodes=network.n, server=None if peers else network.server)
     started = time.perf_counter()
-    engine: Backend | None = None
+    engine: Backend | ServedBackend | None = None
     status, error = "failed", ""
     try:
         engine = _open_backend(scenario, backend, clients_per_actor, device, address, tap, start)
+        items = _items(scenario, network, derivatives, engine, writer)
         manifest["placement"] = vars(engine.placement)
         directory.write_manifest(status="running", **manifest)
         loss: float | None = None
-        for item in execute(
-            scenario.protocol,
-            network,
-            scenario.timing,
-            scenario.weights,
-            Streams(scenario.seed),
-            engine,
-            writer,
-            scenario.evaluate_every,
-        ):
+        for item in items:
             if isinstance(item, Evaluation):
                 row = _metrics(item, writer.totals)
                 directory.append("metrics.jsonl", row)
@@ -178,7 +175,62 @@ def run(
     return Result(directory, final)
 
 
-def _close(engine: Backend | None, writer: TraceWriter) -> None:
+def _items(
+    scenario: Scenario,
+    network: Network,
+    derivatives: Derivatives,
+    engine: Backend | ServedBackend,
+    writer: TraceWriter,
+) -> Iterator[Tick | Evaluation]:
+    """The run itself, as it goes."""
+    protocol, streams = scenario.protocol, Streams(scenario.seed)
+    if isinstance(protocol, ProtocolLike):
+        assert not isinstance(engine, ServedBackend)
+        return execute(
+            protocol,
+            network,
+            scenario.timing,
+            scenario.weights,
+            streams,
+            engine,
+            writer,
+            scenario.evaluate_every,
+        )
+    assert isinstance(engine, ServedBackend)
+    data = scenario.problem.data
+    outer = data.validation if scenario.problem.outer_split == "validation" else data.train
+    every = scenario.evaluate_every or max(1, protocol.outer_steps // 20)
+    return serve(
+        protocol,
+        network,
+        scenario.timing,
+        streams,
+        engine,
+        writer,
+        sizes={"inner": data.train.sizes, "outer": outer.sizes},
+        lengths={"inner": derivatives.inner.d, "outer": derivatives.outer.d},
+        itemsize=_dtype(scenario).itemsize,
+        evaluate_every=int(every),
+        enough=lambda item: _enough(item, scenario.until),
+    )
+
+
+def _enough(item: Evaluation, until: Mapping[str, float] | None) -> bool:
+    """Whether all the metrics of `until` have come so far: losses and distances down, all others up."""
+    if not until:
+        return False
+    values = {name: float(item.sums[name].sum() / item.counts.sum()) for name in until}
+    falls = {name: "loss" in name or "distance" in name or "error" in name for name in until}
+    return all(
+        values[name] <= limit if falls[name] else values[name] >= limit for name, limit in until.items()
+    )
+
+
+def _dtype(scenario: Scenario) -> torch.dtype:
+    return torch.float64 if scenario.precision == "float64" else torch.float32
+
+
+def _close(engine: Backend | ServedBackend | None, writer: TraceWriter) -> None:
     try:
         if engine is not None:
             engine.close()
@@ -187,14 +239,17 @@ def _close(engine: Backend | None, writer: TraceWriter) -> None:
 
 
 def _check_options(
-    backend: str, clients_per_actor: object, device: str, tap: Tap | None, clients: int
+    backend: str, clients_per_actor: object, device: str, tap: Tap | None, peers: bool
 ) -> None:
     if backend not in ("local", "ray"):
         raise UnknownNameError("backend", backend, ("local", "ray"))
     if clients_per_actor != "auto" and not (isinstance(clients_per_actor, int) and clients_per_actor >= 1):
         raise ScenarioError(f"clients_per_actor is {clients_per_actor!r}; it must be 'auto' or at least 1")
-    if tap is not None and backend != "local":
-        raise ScenarioError("a tap sees every step in this process, so it needs backend='local'")
+    if tap is not None and (backend != "local" or not peers):
+        raise ScenarioError(
+            "a tap sees every step of peers in this process, so it needs backend='local' and a method "
+            "without a server"
+        )
     if device != "auto":
         try:
             kind = torch.device(device).type
@@ -216,17 +271,19 @@ def _open_backend(
     address: str | None,
     tap: Tap | None,
     initial: Tensors,
-) -> Backend:
-    dtype = torch.float64 if scenario.precision == "float64" else torch.float32
+) -> Backend | ServedBackend:
+    problem, seed, dtype = scenario.problem, scenario.seed, _dtype(scenario)
+    peers = isinstance(scenario.protocol, ProtocolLike)
+    if backend == "local" and peers:
+        return LocalBackend(problem, seed=seed, dtype=dtype, device=device, tap=tap, initial=initial)
     if backend == "local":
-        return LocalBackend(
-            scenario.problem, seed=scenario.seed, dtype=dtype, device=device, tap=tap, initial=initial
-        )
+        return LocalServed(problem, seed=seed, dtype=dtype, device=device, initial=initial)
     from asyncfed.runtime.ray_backend import RayBackend
+    from asyncfed.runtime.ray_served import RayServed
 
-    return RayBackend(
-        scenario.problem,
-        seed=scenario.seed,
+    return (RayBackend if peers else RayServed)(
+        problem,
+        seed=seed,
         dtype=dtype,
         device=device,
         clients_per_actor=clients_per_actor,
@@ -245,7 +302,7 @@ def _initial(clients: int, derivatives: Derivatives, initial: Mapping[str, torch
         if tuple(value.shape) != expected:
             raise ScenarioError(
                 f"initial[{name!r}] has the shape {tuple(value.shape)}; it must be {expected}: "
-                "one flat row for each client"
+                "one flat row for each client (with a server: one row in all)"
             )
         rows[name] = value.detach().clone()
     return rows
@@ -259,7 +316,9 @@ def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
         "train_loss": None,
     }
     for name, values in item.reports.items():
-        row[f"train_{name}"] = float(values.mean())
+        known = values[~np.isnan(values)]
+        if len(known):
+            row["train_loss" if name == "loss" else name] = float(known.mean())
     counts = item.counts
     for name, sums in item.sums.items():
         row[name] = float(sums.sum() / counts.sum())
@@ -271,7 +330,8 @@ def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
         for name, sums in item.validation.items():
             if item.validation_counts.sum():
                 row[f"validation_{name}"] = float(sums.sum() / item.validation_counts.sum())
-    row["consensus"] = item.consensus
+    if item.consensus is not None:
+        row["consensus"] = item.consensus
     unrecorded = item.waiting + item.on_the_way
     return row | {
         "messages": totals.sent + unrecorded,

@@ -41,26 +41,41 @@ from asyncfed.protocols import (
     PDBO,
     SGP,
     VRHGP,
+    AggITD,
     CompareHypergradients,
     Diminishing,
     EstimateHypergradient,
     ExactBackprop,
     FedAvg,
+    FedAvgS,
+    FedNest,
+    FedNestSGD,
+    GossipBilevel,
     ITDBackward,
     ITDForward,
+    LFedNest,
+    LFedNestNonAlt,
+    LFedNestSVRG,
     Local,
+    LocalSteps,
+    Neumann,
+    PeerFedAvg,
+    Server,
     StepDecay,
 )
+from asyncfed.protocols.gossip_bilevel import GossipRounds, check_size
 from asyncfed.protocols.outer import OuterPush, OuterStep, rates_by_part
 from asyncfed.protocols.phase import Phase, ProtocolLike
+from asyncfed.protocols.rounds import ServerProtocol
 
 _TYPES: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        SGP, DSGD, FedAvg, Local, HGP, VRHGP, ExactBackprop, ITDForward, ITDBackward,
+        SGP, DSGD, PeerFedAvg, Local, HGP, VRHGP, ExactBackprop, ITDForward, ITDBackward,
         PDBO, CDBO, CompareHypergradients, EstimateHypergradient,
-        StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform, Metropolis,
-        FastestMixing, Given,
+        FedAvg, FedNest, FedNestSGD, LFedNest, LFedNestSVRG, LFedNestNonAlt, FedAvgS, AggITD, GossipBilevel,
+        LocalSteps, Neumann, Server, StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform,
+        Metropolis, FastestMixing, Given,
     )
 }  # fmt: skip
 _DURATIONS = (Constant, Exponential, LogNormal, UniformTime)
@@ -89,17 +104,22 @@ class Scenario:
     precision
         "float32" or "float64".
     evaluate_every
-        Steps (in lockstep) or virtual time between evaluations; by default about twenty in a run.
+        Steps (in lockstep) or virtual time between evaluations; by default about twenty in a run. For a
+        method with a server: outer iterations.
+    until
+        End the run at the first evaluation in which these metrics have come so far: {"accuracy": 0.9} (at
+        least), {"loss": 0.1} (a loss or distance: at most). For methods with a server.
     """
 
     problem: Problem
     topology: nx.Graph
-    protocol: ProtocolLike
+    protocol: ProtocolLike | ServerProtocol
     timing: Timing = field(default_factory=Lockstep)
     weights: Weights = field(default_factory=Uniform)
     seed: int = 0
     precision: Literal["float32", "float64"] = "float32"
     evaluate_every: float | None = None
+    until: Mapping[str, float] | None = None
     name: str = "scenario"
 
     @property
@@ -127,6 +147,14 @@ def check(scenario: Scenario) -> Network:
             f"evaluate_every is {scenario.evaluate_every}; in lockstep it is a whole number of steps"
         )
     network = scenario.timing.network(scenario.topology)
+    if not isinstance(scenario.protocol, ProtocolLike):
+        _check_server(scenario, network)
+        return network
+    if scenario.until is not None:
+        raise ScenarioError(
+            "until is for methods with a server; a protocol among peers makes the steps it says, so give it "
+            "fewer, or leave until out"
+        )
     if network.n != scenario.problem.clients:
         raise TopologyError(
             f"the topology has {network.n} nodes, but the problem has {scenario.problem.clients} clients; "
@@ -140,6 +168,37 @@ def check(scenario: Scenario) -> Network:
         else:
             phase.check(network.silent(), Uniform(), scenario.timing)
     return network
+
+
+def _check_server(scenario: Scenario, network: Network) -> None:
+    """The same for a method with a server."""
+    protocol, clients = scenario.protocol, scenario.problem.clients
+    assert not isinstance(protocol, ProtocolLike)
+    if scenario.evaluate_every is not None and scenario.evaluate_every % 1:
+        raise ScenarioError(
+            f"evaluate_every is {scenario.evaluate_every}; with a server it is a whole number of outer "
+            "iterations"
+        )
+    if getattr(scenario.timing, "horizon", None) is not None:
+        raise ScenarioError(
+            f"a horizon of {getattr(scenario.timing, 'horizon', None)} would cut an outer iteration "
+            "somewhere in the middle; leave it out and give the protocol outer_steps or max_rounds"
+        )
+    if network.server is not None and network.n != clients + 1:
+        raise TopologyError(
+            f"the topology has {network.n - 1} clients and a server, but the problem has {clients} clients; "
+            "make them equal"
+        )
+    protocol.server.check(network, isinstance(scenario.timing, Lockstep))
+    for name in ("inner", "outer", "local"):
+        steps = getattr(protocol, name, None)
+        if isinstance(steps, LocalSteps):
+            steps.check(clients)
+    if protocol.needs_outer:
+        _require_outer(scenario.problem)
+    for name in scenario.until or ():
+        if name not in scenario.problem.metrics:
+            raise UnknownNameError("metric in until", name, scenario.problem.metrics)
 
 
 def _different(phases: tuple[Phase, ...]) -> list[Phase]:
@@ -168,6 +227,8 @@ def _check_phases(scenario: Scenario, phases: tuple[Phase, ...]) -> None:
         _require_outer(scenario.problem)
         outer = Derivatives.of(scenario.problem).outer
         for phase in _different(phases):
+            if isinstance(phase, GossipRounds):
+                check_size(outer.d, Derivatives.of(scenario.problem).inner.d, phase.method.terms)
             if isinstance(phase, (OuterStep, OuterPush)):
                 rates_by_part(phase.outer_lr, outer, torch.empty(0))  # refuses parts that λ does not have
 
@@ -206,6 +267,7 @@ def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
         "seed": int(scenario.seed),
         "precision": scenario.precision,
         "evaluate_every": scenario.evaluate_every,
+        "until": None if scenario.until is None else dict(scenario.until),
     }
 
 

@@ -1,20 +1,23 @@
-"""FedAvg with one local step per round: everybody averages with everybody, digits, 20 clients."""
+"""FedAvg with a server: a quarter of 40 clients per round, two local epochs, uneven label mixtures."""
 
 from __future__ import annotations
 
 from asyncfed import Scenario
 from asyncfed.problems import classification
-from asyncfed.protocols import FedAvg
-from topologies import fully_connected
+from asyncfed.protocols import FedAvg, LocalSteps, Server
+from topologies import star
 
 
 def scenario(
-    clients: int = 20, steps: int = 300, lr: float = 0.5, model: str = "mlp:32", seed: int = 0
+    clients: int = 40, rounds: int = 60, participation: float = 0.25, epochs: int = 2, lr: float = 0.3
 ) -> Scenario:
     return Scenario(
         name="fedavg",
-        problem=classification("digits", clients=clients, model=model, partition="dirichlet:0.4"),
-        topology=fully_connected(clients),
-        protocol=FedAvg(steps=steps, lr=lr, batch=32),
-        seed=seed,
+        problem=classification("digits", clients=clients, model="mlp:32", partition="dirichlet:0.4"),
+        topology=star(clients),
+        protocol=FedAvg(
+            outer_steps=rounds,
+            local=LocalSteps(lr, epochs=epochs, batch=16),
+            server=Server(participation, weighted=True),
+        ),
     )

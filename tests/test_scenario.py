@@ -24,7 +24,7 @@ from asyncfed import (
 from asyncfed.data import client_data_from_lists
 from asyncfed.network import Exponential, Given, LogNormal, Metropolis, Table
 from asyncfed.problems import Problem, classification, quadratic
-from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, StepDecay
+from asyncfed.protocols import DSGD, SGP, Diminishing, Local, PeerFedAvg, StepDecay
 from asyncfed.scenario import check, scenario_from_data, scenario_to_data
 from topologies import fully_connected, ring, stochastic_directed, with_links
 
@@ -48,7 +48,7 @@ SCENARIOS = [
     Scenario(
         problem=quadratic(clients=2),
         topology=fully_connected(2),
-        protocol=FedAvg(steps=1, lr=Diminishing(0.1, after=3.0)),
+        protocol=PeerFedAvg(steps=1, lr=Diminishing(0.1, after=3.0)),
         timing=VirtualTime(compute=Table(((1.0, 2.0), (3.0,)))),
         weights=Given(((0.5, 0.5), (0.5, 0.5))),
     ),
@@ -113,7 +113,7 @@ def test_a_users_own_problem_runs_and_says_that_it_cannot_be_rebuilt(tmp_path: P
     scenario = Scenario(
         problem=_own_problem(),
         topology=fully_connected(3),
-        protocol=FedAvg(steps=60, lr=0.5, batch=None),
+        protocol=PeerFedAvg(steps=60, lr=0.5, batch=None),
         precision="float64",
     )
     result = run(scenario, out=tmp_path / "run")

@@ -142,8 +142,8 @@ def _makers() -> dict[str, dict[str, Callable[..., Any]]]:
         name for name in topologies.__all__ if name not in ("from_recipe", "load", "save", "with_links")
     ]
     kinds: dict[str, list[Callable[..., Any]]] = {
-        "protocol": [protocols.SGP, protocols.DSGD, protocols.FedAvg, protocols.Local],
-        "inner": [protocols.SGP, protocols.DSGD, protocols.FedAvg, protocols.Local],
+        "protocol": [protocols.SGP, protocols.DSGD, protocols.PeerFedAvg, protocols.Local],
+        "inner": [protocols.SGP, protocols.DSGD, protocols.PeerFedAvg, protocols.Local],
         "hypergradient": [
             protocols.HGP,
             protocols.VRHGP,

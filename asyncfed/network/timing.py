@@ -13,6 +13,7 @@ from asyncfed.network.distributions import Distribution, Table, as_distribution
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
 from asyncfed.network.lockstep import LockstepTimeline
+from asyncfed.network.server import Server, ServerTimeline
 from asyncfed.network.virtual_time import VirtualTimeline
 from asyncfed.network.waves import Conversation, Recorder, Timeline
 from asyncfed.network.weights import Shares
@@ -53,6 +54,11 @@ class Lockstep:
         tally: Tally | None = None,
     ) -> Timeline:
         return LockstepTimeline(network, shares, streams, talk, recorder, snapshot_every, tally=tally)
+
+    def server_timeline(
+        self, network: Network, streams: Streams, recorder: Recorder, server: Server
+    ) -> ServerTimeline:
+        return ServerTimeline(network, streams, recorder, server, compute=None, factors=np.ones(network.n))
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,14 @@ class VirtualTime:
             network, shares, streams, talk, recorder, snapshot_every,
             compute=self.compute, factors=self._factor_array(network.n), horizon=self.horizon, tally=tally,
         )  # fmt: skip
+
+    def server_timeline(
+        self, network: Network, streams: Streams, recorder: Recorder, server: Server
+    ) -> ServerTimeline:
+        assert not isinstance(self.compute, (str, float, int))
+        return ServerTimeline(
+            network, streams, recorder, server, compute=self.compute, factors=self._factor_array(network.n)
+        )
 
     def _factor_array(self, n: int) -> FloatArray:
         if not isinstance(self.factors, Mapping) and len(self.factors) != n:

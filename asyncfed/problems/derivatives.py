@@ -14,13 +14,15 @@ Results are written once, already scaled, into their flat rows.
     inner_cross_transposed    ∂_x (∇_λ f · w)        (d,)
     inner_second_vectors      both of u, of one or several u, at the price of one gradient in common
     outer_gradients           ∇_x F,  ∇_λ F,  F
+    outer_gradient            one of the two, and F
     whole_outer_gradients     the same over all of a client's samples
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +33,8 @@ from torch.func import grad, grad_and_value, vjp, vmap
 from asyncfed.data import ClientShards
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
-from asyncfed.problems.problem import Batch, Problem
+from asyncfed.problems.problem import Batch, Problem, no_outer
+from asyncfed.problems.replay import Replay
 
 Kernel = Callable[..., tuple[Params, ...]]
 Scale = float | Tensor
@@ -47,18 +50,40 @@ _WHOLE_SAMPLES = 2048  # at a time, in derivatives over all data: their activati
 class Derivatives:
     """The derivatives of one problem; holds its vmapped kernels and no state."""
 
-    def __init__(self, problem: Problem, layout_inner: Layout, layout_outer: Layout) -> None:
+    def __init__(
+        self, problem: Problem, layout_inner: Layout, layout_outer: Layout, *, replay: bool = False
+    ) -> None:
         self.problem = problem
+        self._replay = replay
         self.inner = layout_inner
         self.outer = layout_outer
         self._kernels = {name: self._lifted(kernel) for name, kernel in _kernels(problem).items()}
 
     @classmethod
-    def of(cls, problem: Problem) -> Derivatives:
-        """With the layouts of the problem's own initial values."""
+    def of(cls, problem: Problem, *, replay: bool = False) -> Derivatives:
+        """With the layouts of the problem's own initial values; `replay` is for many calls of equal shapes
+        (see `Replay`).
+        """
         inner = problem.init_inner(torch.Generator().manual_seed(0))
         outer = problem.init_outer(torch.Generator().manual_seed(0))
-        return cls(problem, Layout.of(inner), Layout.of(outer))
+        return cls(problem, Layout.of(inner), Layout.of(outer), replay=replay)
+
+    def staged(self) -> Derivatives | None:
+        """Of the second stage of the inner loss, a function of x and of encoded batches alone; None where the
+        problem has no stages.
+        """
+        if self.problem.stages is None:
+            return None
+        loss = self.problem.stages.loss
+        second = dataclasses.replace(
+            self.problem,
+            inner_loss=lambda x, lam, batch: loss(x, batch),
+            outer_loss=lambda x, lam, batch: loss(x, batch),
+            init_outer=no_outer,
+            stages=None,
+            metrics={},
+        )
+        return Derivatives(second, self.inner, Layout.of({}), replay=self._replay)
 
     def inner_gradient(
         self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None = None, out: Tensor | None = None
@@ -246,6 +271,41 @@ class Derivatives:
                 value[i, 0] = loss.detach()
         return by_x, by_lam, value[:, 0]
 
+    def outer_gradient(
+        self,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        by: Literal["inner", "outer"],
+        scale: Scale | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Gradient of the outer loss in one of the variables, times `scale`, in `out` where given; and the
+        loss (k,).
+        """
+        layout, variable = (self.inner, x) if by == "inner" else (self.outer, lam)
+        gradient = variable.new_empty(len(x), layout.d) if out is None else out
+        loss = x.new_empty(len(x), 1)
+        if self.problem.vectorize and len(x) > 1:
+            outputs = ((layout, gradient, scale), (_SCALAR, loss, None))
+            self._run(f"outer_gradient_{by}", (x, lam, batch), outputs)
+            return gradient, loss[:, 0]
+        for i in range(len(x)):
+            inner, inner_leaves = self.inner.leaves_one(x[i])
+            outer, outer_leaves = self.outer.leaves_one(lam[i])
+            with torch.enable_grad():
+                value = self.problem.outer_loss(inner, outer, _row(batch, i))
+            leaves = inner_leaves if by == "inner" else outer_leaves
+            if value.requires_grad:
+                found = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+            else:
+                found = tuple(torch.zeros_like(leaf) for leaf in leaves)
+            own_scale = scale[i, 0] if isinstance(scale, Tensor) else scale
+            for part, view in zip(found, layout.leaves(layout.views_one(gradient[i])), strict=True):
+                _write_one(part, view, own_scale)
+            loss[i, 0] = value.detach()
+        return gradient, loss[:, 0]
+
     def whole_outer_gradients(
         self, x: Tensor, lam: Tensor, shards: ClientShards
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -310,7 +370,7 @@ class Derivatives:
         counts = torch.from_numpy(shards.sizes).to(x.device)
         sums = {name: x.new_zeros(len(x)) for name in self.problem.metrics}
         most_clients = max(1, _BUDGET // max(1, x[:1].nbytes))
-        for clients, start, stop in _pieces(counts, _samples_at_once(shards), most_clients):
+        for clients, start, stop in _pieces(counts, samples_at_once(shards), most_clients):
             sizes = counts[clients].unsqueeze(1)
             index = torch.arange(start, stop, device=x.device)
             batch = shards.gather(clients, torch.minimum(index, sizes - 1))
@@ -322,6 +382,21 @@ class Derivatives:
                 total.index_add_(0, clients, torch.where(index < sizes, value, 0.0).sum(1))
         return {name: (total, counts) for name, total in sums.items()}
 
+    def evaluate_common(self, x: Tensor, lam: Tensor, shards: ClientShards) -> dict[str, Tensor]:
+        """`evaluate` for variables x (d,) and lam (d_outer,) that all clients share: one pass over all
+        samples, and the sums of each client (k,).
+        """
+        sums = {name: x.new_zeros(shards.clients) for name in self.problem.metrics}
+        owner = torch.from_numpy(np.repeat(np.arange(shards.clients), shards.sizes)).to(x.device)
+        inner, outer = self.inner.views_one(x), self.outer.views_one(lam)
+        most = samples_at_once(shards)
+        with torch.no_grad():
+            for start in range(0, shards.total, most):
+                batch = tuple(t[start : start + most] for t in shards.tensors)
+                for name, metric in self.problem.metrics.items():
+                    sums[name].index_add_(0, owner[start : start + most], metric(inner, outer, batch))
+        return sums
+
     def _one(
         self, name: str, layout: Layout, x: Tensor, lam: Tensor, batch: Batch, *directions: Params
     ) -> Tensor:
@@ -331,7 +406,9 @@ class Derivatives:
         return out
 
     def _lifted(self, kernel: Kernel) -> Kernel:
-        return vmap(kernel) if self.problem.vectorize else kernel
+        if not self.problem.vectorize:
+            return kernel
+        return Replay(vmap(kernel)) if self._replay else vmap(kernel)
 
     @torch.no_grad()
     def _run(
@@ -393,6 +470,8 @@ def _kernels(problem: Problem) -> dict[str, Kernel]:
         "inner_cross_vector": lambda x, lam, batch, u: vjp(lambda lam_: f_by_x(x, lam_, batch), lam)[1](u),
         "inner_cross_transposed": lambda x, lam, batch, w: vjp(lambda x_: f_by_lam(x_, lam, batch), x)[1](w),
         "outer_gradients": outer_gradients,
+        "outer_gradient_inner": grad_and_value(F, argnums=0),
+        "outer_gradient_outer": grad_and_value(F, argnums=1),
         "metrics": metrics,
     }
 
@@ -438,7 +517,8 @@ def _row(tree: Any, i: int) -> Any:
     return tuple(_row(part, i) for part in tree)
 
 
-def _samples_at_once(shards: ClientShards) -> int:
+def samples_at_once(shards: ClientShards) -> int:
+    """How many samples a network may look at together, without derivatives, in bounded memory."""
     sample_bytes = sum(tensor[:1].nbytes for tensor in shards.tensors)
     return max(1, _BUDGET // max(1, sample_bytes * _BYTES_PER_INPUT_BYTE))
 

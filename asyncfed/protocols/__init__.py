@@ -1,12 +1,21 @@
 """One file per method."""
 
+from asyncfed.network.server import Server
+from asyncfed.protocols.aggitd import AggITD
 from asyncfed.protocols.exact_backprop import ExactBackprop
+from asyncfed.protocols.fed_ihgp import Neumann
+from asyncfed.protocols.fedavg import FedAvg
+from asyncfed.protocols.fedavg_s import FedAvgS
+from asyncfed.protocols.fednest import FedNest, FedNestSGD
+from asyncfed.protocols.gossip_bilevel import GossipBilevel
 from asyncfed.protocols.hgp import HGP
 from asyncfed.protocols.itd import ITDBackward, ITDForward
+from asyncfed.protocols.lfednest import LFedNest, LFedNestNonAlt, LFedNestSVRG
+from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.pdbo import CDBO, PDBO, CompareHypergradients, EstimateHypergradient
 from asyncfed.protocols.schedules import Diminishing, StepDecay
 from asyncfed.protocols.sgp import SGP
-from asyncfed.protocols.special_cases import DSGD, FedAvg, Local
+from asyncfed.protocols.special_cases import DSGD, Local, PeerFedAvg
 from asyncfed.protocols.vr_hgp import VRHGP
 
 __all__ = [
@@ -16,13 +25,25 @@ __all__ = [
     "PDBO",
     "SGP",
     "VRHGP",
+    "AggITD",
     "CompareHypergradients",
     "Diminishing",
     "EstimateHypergradient",
     "ExactBackprop",
     "FedAvg",
+    "FedAvgS",
+    "FedNest",
+    "FedNestSGD",
+    "GossipBilevel",
     "ITDBackward",
     "ITDForward",
+    "LFedNest",
+    "LFedNestNonAlt",
+    "LFedNestSVRG",
     "Local",
+    "LocalSteps",
+    "Neumann",
+    "PeerFedAvg",
+    "Server",
     "StepDecay",
 ]

@@ -151,7 +151,7 @@ class EstimateHypergradient:
 
 def _check_parts(inner: object, hypergradient: object) -> None:
     if not isinstance(inner, SGP):
-        raise ScenarioError(f"inner is {inner!r}; it must be SGP(…), DSGD(…), FedAvg(…) or Local(…)")
+        raise ScenarioError(f"inner is {inner!r}; it must be SGP(…), DSGD(…), PeerFedAvg(…) or Local(…)")
     if not callable(getattr(hypergradient, "with_inner", None)):
         raise ScenarioError(
             f"hypergradient is {hypergradient!r}; it must be HGP(…), VRHGP(…), ExactBackprop(…), "

@@ -17,7 +17,7 @@ what the phases before it left behind (`carried`) and adds to it for the next.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -175,7 +175,8 @@ def whole(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+@runtime_checkable
 class ProtocolLike(Protocol):
-    """A method: its phases, in order."""
+    """A method among peers: its phases, in order. (One with a server is a `ServerProtocol`.)"""
 
     def phases(self) -> tuple[Phase, ...]: ...

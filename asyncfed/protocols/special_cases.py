@@ -31,20 +31,20 @@ class DSGD(SGP):
 
 
 @dataclass(frozen=True)
-class FedAvg(SGP):
-    """FedAvg with one local step per round: SGP (4a) on the full graph with p = 1/n."""
+class PeerFedAvg(SGP):
+    """FedAvg with one local step per round and no server: SGP (4a) on the full graph with p = 1/n."""
 
     order: Literal["4a", "4b"] = "4a"
-    name = "fedavg"
+    name = "peer-fedavg"
 
     def check(self, network: Network, weights: Weights, timing: Timing) -> None:
         n = network.n
         always = bool((network.probability == 1).all()) and network.lossless
         if network.edges != n * (n - 1) or not always or not weights.prepare(network).doubly_stochastic:
             raise TopologyError(
-                f"FedAvg averages over all {n} clients in every step, "
+                f"PeerFedAvg averages over all {n} clients in every step, "
                 f"so it needs every link, always up and without loss, and weights 1/{n}; "
-                f"use topologies.fully_connected({n}), or the protocol SGP"
+                f"use topologies.fully_connected({n}), the protocol SGP, or FedAvg with a server"
             )
 
 

@@ -36,7 +36,7 @@ from asyncfed.runtime.sampling import Batches
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
-_CHUNK_BYTES = 16 * 2**20  # of parameters, so that temporaries stay below the allocator's 32 MiB threshold
+CHUNK_BYTES = 16 * 2**20  # of parameters, so that temporaries stay below the allocator's 32 MiB threshold
 _DENSE_ROWS = 16  # below this many rows a bag of rows beats a product over the whole pool
 _DENSE_SHARE = 0.2  # and below this share of non-zero weights
 
@@ -161,7 +161,7 @@ class Block:
         self._spare: dict[str, list[torch.Tensor]] = {key: [] for key in opening.absorbed}
         self._batches = Batches(self._data.train, self.clients, phase.batch, self._streams, self._device)
         row_bytes = sum(t[:1].nbytes for t in opening.absorbed.values())
-        self._chunk = max(1, _CHUNK_BYTES // max(1, row_bytes))
+        self._chunk = max(1, CHUNK_BYTES // max(1, row_bytes))
         return row_bytes
 
     def run(self, wave: BlockWave, remote: Sequence[Tensors] = ()) -> tuple[Tensors, dict[str, FloatArray]]:

@@ -45,7 +45,7 @@ class Evaluation:
     counts: npt.NDArray[np.int64]
     validation: dict[str, FloatArray]  # sums over validation samples, where the protocol selects by them
     validation_counts: npt.NDArray[np.int64]
-    consensus: float
+    consensus: float | None  # None where there is one model only
     final: bool
     outer_step: int | None  # how often the outer variable was stepped, where the protocol does that
     waiting: int  # arrived, not yet absorbed, so not yet in the trace
@@ -109,23 +109,12 @@ def _evaluation(
     talk: Conversation, snapshot: Snapshot, backend: Backend, outer_step: int | None, *, final: bool
 ) -> Evaluation:
     parts = backend.measure(snapshot, validation=outer_step is not None)
-    order = np.argsort(np.concatenate([part.clients for part in parts]))
-
-    def gathered(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        return np.concatenate(pieces)[order]
-
     return Evaluation(
         phase=talk.phase,
         time=snapshot.time,
         steps=snapshot.steps,
         reports=backend.reports(),
-        clients=gathered([part.clients for part in parts]),
-        sums={name: gathered([part.sums[name] for part in parts]) for name in parts[0].sums},
-        counts=gathered([part.counts for part in parts]),
-        validation={
-            name: gathered([part.validation[name] for part in parts]) for name in parts[0].validation
-        },
-        validation_counts=gathered([part.validation_counts for part in parts]),
+        **gathered(parts),
         consensus=_consensus(parts),
         final=final,
         outer_step=outer_step,
@@ -133,6 +122,22 @@ def _evaluation(
         on_the_way=snapshot.on_the_way,
         message_bytes=talk.message_bytes,
     )
+
+
+def gathered(parts: list[Measurement]) -> dict[str, Any]:
+    """What the blocks measured, put together in the order of the clients."""
+    order = np.argsort(np.concatenate([part.clients for part in parts]))
+
+    def of(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate(pieces)[order]
+
+    return {
+        "clients": of([part.clients for part in parts]),
+        "sums": {name: of([part.sums[name] for part in parts]) for name in parts[0].sums},
+        "counts": of([part.counts for part in parts]),
+        "validation": {name: of([part.validation[name] for part in parts]) for name in parts[0].validation},
+        "validation_counts": of([part.validation_counts for part in parts]),
+    }
 
 
 def _consensus(parts: list[Measurement]) -> float:

@@ -8,6 +8,7 @@ import torch
 
 from asyncfed.network.waves import Absorption, MatrixAbsorption, Snapshot, Wave
 from asyncfed.problems.problem import Problem
+from asyncfed.problems.threads import WORTH_SHARING
 from asyncfed.protocols.phase import Phase, Tensors
 from asyncfed.runtime.backend import Placement
 from asyncfed.runtime.block import Block, BlockWave, Incoming, Measurement, Tap
@@ -23,10 +24,7 @@ def choose_device(device: str, cuda: bool) -> str:
 def worthwhile_threads(clients: int, batch: int, parameters: int, available: int) -> int:
     """One torch thread where a step's work is so small that sharing it costs more than it saves (and leaves
     the other cores to the trace), all of them otherwise."""
-    return 1 if clients * batch * parameters < _WORTH_SHARING else available
-
-
-_WORTH_SHARING = 10_000_000  # multiplications in a forward pass
+    return 1 if clients * batch * parameters < WORTH_SHARING else available
 
 
 class LocalBackend:

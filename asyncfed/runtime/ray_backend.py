@@ -94,14 +94,14 @@ class RayBackend:
         address: str | None,
         initial: Tensors | None = None,
     ) -> None:
-        _connect(address)
+        connect(address)
         resources = ray.cluster_resources()
         cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
         packing = pack(
             problem.clients,
             clients_per_actor,
             memory=resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0),
-            client_bytes=_client_bytes(problem, dtype),
+            client_bytes=client_bytes(problem, dtype),
             cores=int(cores),
         )
         self._actors: list[Any] = []
@@ -283,34 +283,41 @@ class RayBackend:
             self._collect()
 
     def _get(self, place: int, reference: Any) -> Any:
-        try:
-            return ray.get(reference)
-        except RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, AsyncfedError):
-                raise cause from None
-            if isinstance(cause, RayActorError):
-                raise self._lost(place, cause) from None
-            raise RunError(f"a step failed in the actor of clients {self._named(place)}:\n{error}") from None
-        except RayActorError as error:
-            raise self._lost(place, error) from None
-        except RayError as error:
-            raise RunError(f"Ray failed while clients {self._named(place)} were at work: {error}") from None
-
-    def _lost(self, place: int, error: RayActorError) -> ActorLostError:
-        said = " ".join(str(error).split())
-        return ActorLostError(
-            f"the actor of clients {self._named(place)} died; what was recorded so far is kept; "
-            "run again, with more clients per actor if memory was short. "
-            f"Ray says: {said if len(said) < 600 else said[:200] + ' … ' + said[-400:]}"
-        )
-
-    def _named(self, place: int) -> str:
-        start, stop = self._ranges[place]
-        return f"{start}" if stop == start + 1 else f"{start} to {stop - 1}"
+        return received(named(*self._ranges[place]), reference)
 
 
-def _connect(address: str | None) -> None:
+def named(start: int, stop: int) -> str:
+    """Whose actor it is, of clients start..stop−1."""
+    return f"client {start}" if stop == start + 1 else f"clients {start} to {stop - 1}"
+
+
+def received(whose: str, reference: Any) -> Any:
+    """What a call of somebody's actor returned; what went wrong in it, as an error of ours."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, AsyncfedError):
+            raise cause from None
+        if isinstance(cause, RayActorError):
+            raise _lost(whose, cause) from None
+        raise RunError(f"a step failed in the actor of {whose}:\n{error}") from None
+    except RayActorError as error:
+        raise _lost(whose, error) from None
+    except RayError as error:
+        raise RunError(f"Ray failed while {whose} was at work: {error}") from None
+
+
+def _lost(whose: str, error: RayActorError) -> ActorLostError:
+    said = " ".join(str(error).split())
+    return ActorLostError(
+        f"the actor of {whose} died; what was recorded so far is kept; "
+        "run again, with more clients per actor if memory was short. "
+        f"Ray says: {said if len(said) < 600 else said[:200] + ' … ' + said[-400:]}"
+    )
+
+
+def connect(address: str | None) -> None:
     """Use the Ray this process is connected to, connect to the given cluster, or start Ray here."""
     if ray.is_initialized():
         return
@@ -327,7 +334,7 @@ def _connect(address: str | None) -> None:
     ray.init(address="local", include_dashboard=False, num_cpus=os.cpu_count(), **options)
 
 
-def _client_bytes(problem: Problem, dtype: torch.dtype) -> float:
+def client_bytes(problem: Problem, dtype: torch.dtype) -> float:
     """What a client holds beside the interpreter: its data, and four copies of its variables."""
     data = sum(
         t.nbytes

@@ -23,10 +23,10 @@ from asyncfed.protocols import (
     PDBO,
     SGP,
     EstimateHypergradient,
-    FedAvg,
     ITDBackward,
     ITDForward,
     Local,
+    PeerFedAvg,
     StepDecay,
 )
 from asyncfed.rng import Streams
@@ -227,14 +227,14 @@ def test_named_variables_clients_of_unlike_sizes_and_losses_that_go_one_by_one(
     ("inner", "weights", "gather"),
     [
         (DSGD(steps=6, lr=0.1, batch=2), Metropolis(), 100),
-        (FedAvg(steps=6, lr=0.1, batch=2), Uniform(), 1),
+        (PeerFedAvg(steps=6, lr=0.1, batch=2), Uniform(), 1),
         (Local(steps=6, lr=0.1, batch=2), Uniform(), 1),
     ],
 )
 def test_the_special_cases_of_sgp_have_an_itd_too(
     inner: SGP, weights: Any, gather: int, tmp_path: Path
 ) -> None:
-    problem, graph = curved(), fully_connected(4) if isinstance(inner, FedAvg) else lopsided()
+    problem, graph = curved(), fully_connected(4) if isinstance(inner, PeerFedAvg) else lopsided()
     start, found = somewhere(problem), {}
     for method in (ITDForward(gather), ITDBackward()):
         case = scenario(problem, graph, EstimateHypergradient(inner, method), weights=weights)

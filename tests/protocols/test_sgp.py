@@ -13,7 +13,7 @@ from asyncfed import DivergenceError, Scenario, ScenarioError, TopologyError, lo
 from asyncfed.data import client_data_from_lists
 from asyncfed.network import FastestMixing, Given, Metropolis, Uniform
 from asyncfed.problems import Problem, average_minimiser, classification, quadratic
-from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, StepDecay
+from asyncfed.protocols import DSGD, SGP, Diminishing, Local, PeerFedAvg, StepDecay
 from tests.helpers import run_tapped, standard_error
 from topologies import erdos_renyi, fully_connected, ring, stochastic_directed, stochastic_undirected
 
@@ -34,7 +34,7 @@ def test_the_hand_written_gradient_is_the_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "protocol", [FedAvg(steps=12, lr=0.5, batch=None), SGP(steps=12, lr=0.5, order="4a", batch=None)]
+    "protocol", [PeerFedAvg(steps=12, lr=0.5, batch=None), SGP(steps=12, lr=0.5, order="4a", batch=None)]
 )
 def test_on_the_full_graph_it_is_fedavg_step_by_step(protocol: SGP, tmp_path: Path) -> None:
     problem = classification("digits", clients=5, seed=3)
@@ -246,7 +246,9 @@ def test_dsgd_refuses_weights_that_are_not_doubly_stochastic(tmp_path: Path) -> 
 
 def test_fedavg_refuses_anything_but_the_full_graph(tmp_path: Path) -> None:
     for topology in (ring(6), stochastic_undirected(6, seed=0)):
-        scenario = Scenario(problem=quadratic(clients=6), topology=topology, protocol=FedAvg(steps=1, lr=0.1))
+        scenario = Scenario(
+            problem=quadratic(clients=6), topology=topology, protocol=PeerFedAvg(steps=1, lr=0.1)
+        )
         with pytest.raises(TopologyError, match="fully_connected"):
             run(scenario, out=tmp_path / "never")
 

@@ -67,7 +67,7 @@ def test_chunks_change_nothing(
         precision="float64",
     )
     at_once = run(scenario, out=tmp_path / "once").final
-    monkeypatch.setattr(block, "_CHUNK_BYTES", 2 * 8 * D)
+    monkeypatch.setattr(block, "CHUNK_BYTES", 2 * 8 * D)
     in_pieces = run(scenario, out=tmp_path / "pieces").final
     for name in ("inner", "hypergradient", "history"):
         torch.testing.assert_close(in_pieces[name], at_once[name], rtol=0, atol=1e-12)
@@ -100,7 +100,7 @@ def test_chunks_that_answer_differently(tmp_path: Path, monkeypatch: pytest.Monk
         def check(self, network, weights, timing):  # type: ignore[no-untyped-def]
             return None
 
-    monkeypatch.setattr(block, "_CHUNK_BYTES", 8 * D)
+    monkeypatch.setattr(block, "CHUNK_BYTES", 8 * D)
     finals = []
     for kind in (Local, MixedAlone):
         scenario = Scenario(

@@ -1,0 +1,464 @@
+"""A server among its clients: whom it asks, how long it waits, and what has arrived by then.
+
+A server is a node with links like any other. In a *round* it sends each client it asks a request, the client
+works on it and answers, and the server averages the answers it has when it stops waiting. All of it follows
+from the network, the timing and the seed, without a single model value.
+
+    waiting     for everyone asked; or for a quorum; or until a deadline after the requests were sent
+    repeating   where fewer answers came than are needed (a quorum, or at least one), those who have not
+                answered are asked again, with links drawn anew, up to `attempts` times
+    too late    an answer that comes after the round has closed is dropped, or held for the next round of its
+                kind, where it counts as one more answer unless its client has sent a newer one by then
+
+Without a deadline the server knows when nothing more will come: a lost message holds nobody up. A client
+works on its requests in the order in which they reach it, and on each for its compute time times the number
+of local steps. In lockstep a round (each attempt) takes one unit of time and nothing is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from asyncfed.errors import QuorumError, ScenarioError, TopologyError
+from asyncfed.network.distributions import Constant, Distribution, Table
+from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
+from asyncfed.network.waves import Recorder, Status
+from asyncfed.rng import Streams
+
+REQUEST = "request"  # kind of what the server sends
+
+
+@dataclass(frozen=True)
+class Server:
+    """How the server asks and waits.
+
+    Parameters
+    ----------
+    participation
+        Which clients it asks: a fraction C in (0, 1] of all, drawn anew as often as the method says; or the
+        numbers of some clients, always the same; or a list of such sets, taken in turn at every draw.
+    weighted
+        Whether an answer counts as much as its client has samples; by default all count the same.
+    quorum
+        Close a round as soon as that many answers are there: a whole number, or a fraction of those asked.
+        None waits for everyone.
+    deadline
+        Close a round that long (in virtual time) after its requests were sent, with whatever is there.
+    late
+        What becomes of answers that come too late: "drop", or "next" to hold them for the next round of their
+        kind.
+    attempts
+        How often those who did not answer are asked in one round before the run ends with an error.
+    """
+
+    participation: float | Sequence[int] | Sequence[Sequence[int]] = 1.0
+    weighted: bool = False
+    quorum: int | float | None = None
+    deadline: float | None = None
+    late: Literal["drop", "next"] = "drop"
+    attempts: int = 100
+
+    def __post_init__(self) -> None:
+        given = self.participation
+        if isinstance(given, (list, tuple)):
+            several = bool(given) and isinstance(given[0], (list, tuple))
+            sets: Any = given if several else [given]
+            tuples = tuple(tuple(int(client) for client in some) for some in sets)
+            if not tuples or not all(tuples):
+                raise ScenarioError("participation names no clients; give at least one in every set")
+            for some in tuples:
+                if len(set(some)) < len(some):
+                    raise ScenarioError(f"participation {list(some)} names a client twice; name each once")
+            object.__setattr__(self, "participation", tuples if several else tuples[0])
+        elif not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given <= 1:
+            raise ScenarioError(
+                f"participation is {given!r}; it must be a fraction in (0, 1], a list of clients, or a "
+                "list of such lists"
+            )
+        if self.quorum is not None:
+            whole = isinstance(self.quorum, (int, np.integer)) and not isinstance(self.quorum, bool)
+            if not (self.quorum >= 1 if whole else 0 < self.quorum <= 1):
+                raise ScenarioError(
+                    f"quorum is {self.quorum!r}; it must be a whole number of answers, at least 1, or a "
+                    "fraction in (0, 1] of those asked"
+                )
+        if self.deadline is not None and not 0 < self.deadline < float("inf"):
+            raise ScenarioError(f"deadline is {self.deadline}; it must be finite and above 0, or None")
+        if self.late not in ("drop", "next"):
+            raise ScenarioError(f"late is {self.late!r}; it must be 'drop' or 'next'")
+        if self.attempts < 1:
+            raise ScenarioError(f"attempts is {self.attempts}; it must be at least 1")
+
+    def check(self, network: Network, lockstep: bool) -> None:
+        """Refuse a network without a server, clients it cannot talk with, and what can never be met."""
+        clients = len(clients_of(network))
+        if lockstep and self.deadline is not None:
+            raise ScenarioError(
+                f"a deadline of {self.deadline} needs virtual time, for in lockstep every answer comes in "
+                "the same unit of time; give the scenario timing=VirtualTime(…), or leave the deadline out"
+            )
+        sets = self._sets()
+        for some in sets:
+            for client in some:
+                if not 0 <= client < clients:
+                    raise ScenarioError(
+                        f"participation names client {client}; the clients are 0 to {clients - 1}"
+                    )
+        fewest = min(map(len, sets)) if sets else self._count(clients)
+        if self.quorum is not None and self._needed(fewest) > fewest:
+            raise ScenarioError(
+                f"a quorum of {self.quorum} answers cannot be met where {fewest} clients are asked; lower "
+                "the quorum or raise the participation"
+            )
+        _links(network)
+
+    def draw(self, streams: Streams, iteration: int, cohort: int, clients: int) -> IntArray:
+        """Draw number `cohort` of an outer iteration: the clients that are asked, in order."""
+        sets = self._sets()
+        if sets:
+            return np.array(sorted(sets[(iteration + cohort) % len(sets)]), dtype=np.int64)
+        count = self._count(clients)
+        if count == clients:
+            return np.arange(clients, dtype=np.int64)
+        order = np.argsort(streams.uniforms("participation", iteration, 0, clients, lane=cohort))
+        return np.sort(order[:count]).astype(np.int64)
+
+    def needed(self, asked: int) -> int:
+        """Answers without which a round cannot be closed."""
+        return 1 if self.quorum is None else self._needed(asked)
+
+    def _needed(self, asked: int) -> int:
+        assert self.quorum is not None
+        if isinstance(self.quorum, (int, np.integer)):
+            return int(self.quorum)
+        return max(1, int(np.ceil(self.quorum * asked - 1e-9)))
+
+    def _count(self, clients: int) -> int:
+        assert not isinstance(self.participation, Sequence)
+        return max(1, int(self.participation * clients + 0.5))
+
+    def _sets(self) -> tuple[tuple[int, ...], ...]:
+        given: Any = self.participation
+        if not isinstance(given, tuple):
+            return ()
+        return given if isinstance(given[0], tuple) else (given,)
+
+
+def clients_of(network: Network) -> IntArray:
+    """The nodes that are clients: all but the server, in order."""
+    if network.server is None:
+        raise TopologyError(
+            "the method needs a server, and the topology has none; use topologies.star(clients), or say "
+            "which node of your graph it is with graph.graph['server'] = node"
+        )
+    return np.delete(np.arange(network.n, dtype=np.int64), network.server)
+
+
+def _links(network: Network) -> tuple[IntArray, IntArray]:
+    """For every client the edge from the server to it, and the edge back."""
+    nodes, server = clients_of(network), network.server
+    assert server is not None
+    code = network.senders * network.n + network.receivers
+    found = []
+    for wanted, way in (
+        (server * network.n + nodes, "from the server to"),
+        (nodes * network.n + server, "to the server from"),
+    ):
+        place = np.minimum(np.searchsorted(code, wanted), max(0, len(code) - 1))
+        missing = nodes if not len(code) else nodes[code[place] != wanted]
+        if len(missing):
+            raise TopologyError(
+                f"there is no link {way} client {network.labels[int(missing[0])]} ({len(missing)} such "
+                "clients in all); a server needs a link to and from every client: use topologies.star(…)"
+            )
+        found.append(place.astype(np.int64))
+    return found[0], found[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """A round, as the network sees it. Arrays are over the clients asked."""
+
+    phase: str
+    kind: str
+    clients: IntArray
+    request_bytes: IntArray
+    answer_bytes: int
+    work: FloatArray  # local steps of each
+    importance: FloatArray  # what the answer of each counts, before they are made to add up to 1
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """What came of a round: the answers that are averaged, and those to be kept for later.
+
+    An answer is known by (round, client), the round being the one it was made in.
+    """
+
+    round: int
+    clients: IntArray  # whose answers of this round are averaged now
+    weights: FloatArray
+    held: IntArray  # whose answers of this round may be averaged in a later one
+    older: tuple[tuple[int, int, float], ...]  # (round, client, weight) of answers held until now
+    forgotten: tuple[tuple[int, int], ...]  # answers held until now that nobody will use
+
+
+@dataclass(slots=True)
+class _Late:
+    """An answer that missed its round."""
+
+    round: int
+    client: int
+    sent: float
+    arrives: float
+    bytes: int
+    phase: str
+    importance: float
+
+
+@dataclass(slots=True)
+class _Answers:
+    """Of one round, by client: when each answer was sent and arrives (never, while infinite)."""
+
+    sent: FloatArray
+    arrives: FloatArray
+
+
+class ServerTimeline:
+    """The rounds of one run, one after another. `compute` is None in lockstep."""
+
+    def __init__(
+        self,
+        network: Network,
+        streams: Streams,
+        recorder: Recorder,
+        server: Server,
+        *,
+        compute: Distribution | Table | None,
+        factors: FloatArray,
+    ) -> None:
+        self._network, self._streams, self._recorder, self._server = network, streams, recorder, server
+        self._compute = compute
+        self._nodes = clients_of(network)
+        self._down, self._up = _links(network)
+        self._factors = factors[self._nodes]
+        self._busy = np.full(network.edges, -np.inf)  # until when each link is
+        self._working = np.full(len(self._nodes), -np.inf)  # until when each client is
+        self._late: dict[str, list[_Late]] = {}
+        self.now = 0.0
+        self._attempt = 0  # counts them over the whole run: what links, losses and durations are drawn by
+        self.round = 0
+
+    def exchange(self, ask: Ask) -> Exchange:
+        """Ask, wait and close one round."""
+        n = len(self._nodes)
+        answers = _Answers(np.full(n, np.nan), np.full(n, np.inf))
+        asked = np.zeros(n, dtype=np.bool_)
+        asked[ask.clients] = True
+        importance = np.zeros(n)
+        importance[ask.clients] = ask.importance
+        needed = self._server.needed(len(ask.clients))
+        for _attempt in range(self._server.attempts):
+            missing = np.flatnonzero(asked & ~(answers.arrives <= self.now))
+            idle_at = self._ask(ask, missing, answers)
+            self.now = self._closing_time(answers, len(ask.clients), needed, idle_at)
+            here = np.flatnonzero(answers.arrives <= self.now)
+            self._attempt += 1
+            if len(here) >= needed:
+                break
+        else:
+            raise QuorumError(
+                ask.phase, ask.kind, self.round, len(here), needed, len(ask.clients), self._server.attempts
+            )
+        return self._close(ask, answers, here, importance)
+
+    def finish(self) -> None:
+        """What is still held when the run ends was late, or is in flight for ever."""
+        for kind, letters in self._late.items():
+            for letter in letters:
+                status = Status.LATE if letter.arrives <= self.now else Status.IN_FLIGHT
+                self._record_late(letter, kind, status, -1, np.nan)
+        self._late = {}
+
+    # --- one attempt -----------------------------------------------------------------------------------
+
+    def _ask(self, ask: Ask, clients: IntArray, answers: _Answers) -> float:
+        """Send requests to `clients` and let them answer; returns when the last of it has happened."""
+        network, now = self._network, self.now
+        up = network.up(self._streams, self._attempt)
+        lost = network.lost(self._streams, self._attempt)
+        place = np.searchsorted(ask.clients, clients)
+        reached, started = self._send(
+            self._down[clients],
+            up,
+            lost,
+            np.full(len(clients), now),
+            ask.request_bytes[place],
+            ask.phase,
+            REQUEST,
+        )
+        again = np.isfinite(answers.arrives[clients])  # at work on it already, or its answer is under way
+        new = reached & ~again
+        workers, started = clients[new], started[new]
+        begun = np.maximum(started, self._working[workers])
+        done = begun + self._durations(workers) * ask.work[place[new]]
+        if self._compute is None:
+            done = np.full(len(workers), now + 1.0)
+        self._working[workers] = done
+        if len(workers):
+            self._recorder.steps(
+                client=self._nodes[workers], step=self.round, started_at=begun, ended_at=done,
+                absorbed=1, phase=ask.phase,
+            )  # fmt: skip
+        edges = self._up[workers]
+        goes = up[edges] & ~lost[edges]
+        _, arrives = self._times(edges, up, done, np.full(len(workers), ask.answer_bytes))
+        answers.sent[workers[goes]] = done[goes]
+        answers.arrives[workers[goes]] = arrives[goes]
+        if not goes.all():
+            failed = ~goes
+            self._recorder.messages(
+                sender=self._nodes[workers[failed]], receiver=self._network.server,
+                status=np.where(up[edges[failed]], np.uint8(Status.LOST), np.uint8(Status.LINK_DOWN)),
+                step=self.round, sent_at=done[failed], arrived_at=np.nan, absorbed_step=-1, weight=np.nan,
+                bytes=ask.answer_bytes, phase=ask.phase, kind=ask.kind,
+            )  # fmt: skip
+        if self._compute is None:
+            return now + 1.0
+        return float(max(now, started.max(initial=now), done.max(initial=now)))
+
+    def _send(
+        self,
+        edges: IntArray,
+        up: BoolArray,
+        lost: BoolArray,
+        at: FloatArray,
+        size: IntArray,
+        phase: str,
+        kind: str,
+    ) -> tuple[BoolArray, FloatArray]:
+        """Requests: which arrive, and when."""
+        reached = up[edges] & ~lost[edges]
+        _, arrives = self._times(edges, up, at, size)
+        status = np.where(up[edges], np.where(lost[edges], Status.LOST, Status.DELIVERED), Status.LINK_DOWN)
+        if len(edges):
+            self._recorder.messages(
+                sender=self._network.server, receiver=self._network.receivers[edges],
+                status=status.astype(np.uint8), step=self.round, sent_at=at, arrived_at=arrives,
+                absorbed_step=self.round, weight=1.0, bytes=size, phase=phase, kind=kind,
+            )  # fmt: skip
+        return reached, arrives
+
+    def _times(
+        self, edges: IntArray, up: BoolArray, at: FloatArray, size: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """When messages handed to `edges` at times `at` have left, and when they arrive; one at a time."""
+        if self._compute is None:
+            return at, at
+        network = self._network
+        leaves = np.maximum(at, self._busy[edges]) + size / network.bandwidth[edges]
+        self._busy[edges[up[edges]]] = leaves[up[edges]]
+        latency = network.latencies(self._streams, self._attempt, 0, network.edges)
+        return leaves, leaves + latency[edges]
+
+    def _durations(self, clients: IntArray) -> FloatArray:
+        """What one local step of each takes."""
+        compute, nodes, step = self._compute, self._nodes[clients], self._attempt
+        if compute is None:
+            return np.ones(len(clients))
+        if isinstance(compute, Table):
+            drawn = np.array([compute.rows[node][step % len(compute.rows[node])] for node in nodes.tolist()])
+        elif isinstance(compute, Constant):
+            drawn = np.full(len(clients), compute.value)
+        else:
+            drawn = compute.quantile(self._streams.uniforms("compute", step, 0, self._network.n)[nodes])
+        return np.asarray(drawn * self._factors[clients], dtype=np.float64)
+
+    def _closing_time(self, answers: _Answers, asked: int, needed: int, idle_at: float) -> float:
+        coming = np.sort(answers.arrives[np.isfinite(answers.arrives)])
+        enough = asked if self._server.quorum is None else needed
+        last = np.inf if self._server.deadline is None else self.now + self._server.deadline
+        if len(coming) >= enough:
+            return float(max(self.now, min(coming[enough - 1], last)))
+        if self._server.deadline is not None:  # who did not answer may still do so, for all the server knows
+            return float(last)
+        return float(max(self.now, coming[-1] if len(coming) else idle_at))
+
+    # --- closing ---------------------------------------------------------------------------------------
+
+    def _close(self, ask: Ask, answers: _Answers, here: IntArray, importance: FloatArray) -> Exchange:
+        older, forgotten = self._take_late(ask.kind, here)
+        total = importance[here].sum() + sum(letter.importance for letter in older)
+        weights = importance[here] / total
+        nodes, server = self._nodes, self._network.server
+        self._recorder.messages(
+            sender=nodes[here], receiver=server, status=int(Status.DELIVERED), step=self.round,
+            sent_at=answers.sent[here], arrived_at=answers.arrives[here], absorbed_step=self.round,
+            weight=weights, bytes=ask.answer_bytes, phase=ask.phase, kind=ask.kind,
+        )  # fmt: skip
+        for letter in older:
+            share = letter.importance / total
+            self._record_late(letter, ask.kind, Status.DELIVERED, self.round, share)
+        for letter in forgotten:
+            self._record_late(letter, ask.kind, Status.LATE, -1, np.nan)
+        self._recorder.steps(
+            client=server, step=self.round, started_at=np.array([self.now]), ended_at=self.now,
+            absorbed=len(here) + len(older), phase=ask.phase,
+        )  # fmt: skip
+        behind = np.flatnonzero(np.isfinite(answers.arrives) & (answers.arrives > self.now))
+        late = [
+            _Late(
+                self.round, client, float(answers.sent[client]),
+                float(answers.arrives[client]), ask.answer_bytes, ask.phase, float(importance[client]),
+            )
+            for client in behind.tolist()
+        ]  # fmt: skip
+        hold = self._server.late == "next"
+        if hold:
+            self._late.setdefault(ask.kind, []).extend(late)
+        else:
+            for letter in late:
+                self._record_late(letter, ask.kind, Status.LATE, -1, np.nan)
+        result = Exchange(
+            self.round,
+            here,
+            weights,
+            behind if hold else behind[:0],
+            tuple((letter.round, letter.client, letter.importance / total) for letter in older),
+            tuple((letter.round, letter.client) for letter in forgotten),
+        )
+        self.round += 1
+        return result
+
+    def _take_late(self, kind: str, here: IntArray) -> tuple[list[_Late], list[_Late]]:
+        """Of the answers held from earlier rounds of this kind: those that count now, and those that a newer
+        one of the same client has made worthless.
+        """
+        held = self._late.pop(kind, [])
+        waiting = [letter for letter in held if letter.arrives > self.now]
+        if waiting:
+            self._late[kind] = waiting
+        newest: dict[int, _Late] = {}
+        worthless: list[_Late] = []
+        fresh = set(here.tolist())
+        for letter in held:
+            if letter.arrives > self.now:
+                continue
+            if letter.client in fresh:
+                worthless.append(letter)
+                continue
+            if letter.client in newest:
+                worthless.append(newest[letter.client])
+            newest[letter.client] = letter
+        return list(newest.values()), worthless
+
+    def _record_late(self, letter: _Late, kind: str, status: Status, absorbed: int, share: float) -> None:
+        self._recorder.messages(
+            sender=np.array([self._nodes[letter.client]]), receiver=self._network.server, status=int(status),
+            step=letter.round, sent_at=letter.sent, arrived_at=letter.arrives, absorbed_step=absorbed,
+            weight=share, bytes=letter.bytes, phase=letter.phase, kind=kind,
+        )  # fmt: skip

@@ -1,0 +1,153 @@
+"""FBO-AggITD (000 Alg. 1–4): the hypergradient from the iterates of the inner loop, in its own rounds.
+
+| paper      | here    |                                                                       |
+|------------|---------|-----------------------------------------------------------------------|
+| N, Q       | inner_rounds, q | inner rounds; Q ∈ {0, …, N} is where the series begins            |
+| r, z^t     | z       | z^Q = mean ∇_y F_i(x, y^Q); z^t = mean (I − λ ∇²_y G_i(x, y^t)) z^{t−1}  |
+| λ          | scale   | step of the series                                                    |
+| HessIV, p  | p       | λ (N+1) z^N                                                           |
+
+    Q uniform on {0, …, N}
+    for t = 0, …, N:   q ← mean ∇_y G_i(x, y^t) (t < N), with z in the same messages from t = Q on
+                       y^{t+1} ← One-Round-Lower(x, y^t, q)  (t < N)          2N + 1 rounds
+    h ← mean [∇_x F_i(x, y^N) − ∇_x∇_y G_i(x, y^N) p];  x ← One-Round-Upper   2 rounds
+
+The mean over Q is Eq. 5. (Alg. 1 as printed drops the λ in line 6 and takes z^{N−1} in line 15; the paper's
+formula for HessIV has both as here.) With the SGD lower solver q is not needed, and a round is made only
+where there is something to send.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from asyncfed.errors import ScenarioError
+from asyncfed.network.server import Server
+from asyncfed.protocols.fed_ihgp import moved, outer_gradients_in_y
+from asyncfed.protocols.fed_inn import CorrectedInnerSteps, PlainInnerSteps, inner_gradients
+from asyncfed.protocols.fed_out import CorrectedOuterSteps, Hypergradient
+from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.phase import whole
+from asyncfed.protocols.rounds import Answer, Round, Tensors, Workplace, check_server_protocol, draw_whole
+from asyncfed.rng import Streams
+
+
+@dataclass(frozen=True)
+class AggITD:
+    """FBO-AggITD; one draw of clients per outer iteration.
+
+    Parameters
+    ----------
+    outer_steps
+        K.
+    inner, outer
+        Local steps of One-Round-Lower (β, τ) and One-Round-Upper (α, τ).
+    inner_rounds
+        N.
+    scale
+        λ.
+    q
+        "random": Q drawn in every iteration; or a number in 0..N.
+    solver
+        "svrg" or "sgd" for One-Round-Lower.
+    batch
+        Minibatch of the gradients and products that are averaged themselves; None for all samples.
+    start
+        Whether an iteration's inner variable begins where the last one ended ("warm"), or where the run did.
+    max_rounds
+        End before an iteration that would need more communication rounds than that in all.
+    """
+
+    outer_steps: int
+    inner: LocalSteps
+    outer: LocalSteps = field(default_factory=lambda: LocalSteps(0.01))
+    inner_rounds: int = 1
+    scale: float = 0.01
+    q: int | Literal["random"] = "random"
+    solver: Literal["svrg", "sgd"] = "svrg"
+    batch: int | None = None
+    start: Literal["warm", "fresh"] = "warm"
+    server: Server = field(default_factory=Server)
+    max_rounds: int | None = None
+
+    needs_outer = True
+
+    def __post_init__(self) -> None:
+        check_server_protocol(self)
+        if not 0 < self.scale < float("inf"):
+            raise ScenarioError(f"scale is {self.scale}; λ must be finite and above 0")
+        if self.q != "random" and not (whole(self.q) and 0 <= self.q <= self.inner_rounds):
+            raise ScenarioError(f"q is {self.q!r}; it must be 'random' or a number in 0..{self.inner_rounds}")
+        if self.solver not in ("svrg", "sgd"):
+            raise ScenarioError(f"solver is {self.solver!r}; it must be 'svrg' or 'sgd'")
+
+    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
+        N = self.inner_rounds
+        Q = draw_whole(streams, "Q", iteration, N + 1) if self.q == "random" else self.q
+        rounds: list[Round] = []
+        for t in range(N + 1):
+            lower = t < N
+            if (lower and self.solver == "svrg") or t >= Q:
+                rounds.append(
+                    Gather(
+                        gradient=lower and self.solver == "svrg",
+                        begins=t == Q,
+                        moves=t > Q,
+                        ends=t == N,
+                        scale=self.scale,
+                        terms=N + 1,
+                        batch=self.batch,
+                    )
+                )
+            if lower:
+                solver = CorrectedInnerSteps if self.solver == "svrg" else PlainInnerSteps
+                rounds.append(solver(self.inner, iteration))
+        return (*rounds, Hypergradient(self.batch), CorrectedOuterSteps(self.outer, iteration))
+
+
+@dataclass(frozen=True)
+class Gather(Round):
+    """One pass of Alg. 1's loop: q_i (line 4), r_i (line 5) or z_i (line 6), and their means (lines 9–13)."""
+
+    gradient: bool
+    begins: bool
+    moves: bool
+    ends: bool
+    scale: float
+    terms: int
+    batch: int | None = None
+
+    phase = "aggitd"
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return "+".join(self.answers)
+
+    @property
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("x", "y", "z") if self.moves else ("x", "y")
+
+    @property
+    def answers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("q",) * self.gradient + ("z",) * (self.begins or self.moves)
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return (*self.answers, "p") if self.ends else self.answers
+
+    def local(self, here: Workplace, board: Tensors) -> Answer:
+        x, y = board["x"], board["y"]
+        values, report = {}, {}
+        if self.gradient:
+            values["q"], report["loss"] = inner_gradients(here, x, y, self.batch)
+        if self.begins:
+            values["z"] = outer_gradients_in_y(here, x, y, self.batch)
+        if self.moves:
+            values["z"] = moved(here, x, y, board["z"], self.scale, self.batch)
+        return Answer(values, report)
+
+    def fold(self, board: Tensors, mean: Tensors) -> Tensors:
+        if self.ends:  # line 15
+            return mean | {"p": self.scale * self.terms * mean["z"]}
+        return mean

@@ -1,0 +1,99 @@
+"""The inner optimizers: FedInn, local SVRG (004 Alg. 4; 000 Alg. 2), and LFedInn, local SGD (004 Alg. 6).
+
+| paper         | here                |                                                   |
+|---------------|---------------------|---------------------------------------------------|
+| y, y_{i,ν}    | y, rows of an answer | inner variable, and each client's own on the way |
+| q_i, q        | q                   | ∇_y g_i(x, y), and its mean                       |
+| β_i, τ_i      | steps               | step size and number of local steps               |
+
+FedLin (Mitra et al. 2021) is FedInn on a problem with one level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, Tensors, Workplace
+
+
+@dataclass(frozen=True)
+class InnerGradient(Round):
+    """q_i = ∇_y g_i(x, y; ζ_i); q = mean q_i   (Alg. 4, lines 3–6)"""
+
+    batch: int | None = None
+    cohort: int = 0
+
+    phase = "inner"
+    kind = "q"
+    reads = ("x", "y")
+    answers = ("q",)
+
+    def local(self, here: Workplace, board: Tensors) -> Answer:
+        q, loss = inner_gradients(here, board["x"], board["y"], self.batch)
+        return Answer({"q": q}, {"loss": loss})
+
+
+def inner_gradients(here: Workplace, x: Tensor, y: Tensor, batch: int | None) -> tuple[Tensor, Tensor]:
+    """∇_y g_i(x, y; ζ_i) of every client, and the losses."""
+    g = here.inner(x)
+    q, loss = g.mean(
+        batch,
+        "q",
+        lambda places, samples: g.gradient(y.expand(len(places), -1), samples),
+        (len(y), 1),
+    )
+    return q, loss[:, 0]
+
+
+@dataclass(frozen=True)
+class CorrectedInnerSteps(Round):
+    """q_{i,ν} = ∇g_i(y_{i,ν}; ζ) − ∇g_i(y; ζ) + q, y_{i,ν+1} = y_{i,ν} − β_i q_{i,ν}; y⁺ = mean y_{i,τ_i}
+    (Alg. 4, lines 7–13)
+    """
+
+    steps: LocalSteps
+    iteration: int
+    cohort: int = 0
+
+    phase = "inner"
+    kind = "y"
+    reads = ("x", "y", "q")
+    answers = ("y",)
+
+    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
+        return self.steps.counts(sizes, clients).astype(float)
+
+    def local(self, here: Workplace, board: Tensors) -> Answer:
+        y, loss = self.steps.corrected(here.inner(board["x"]), board["y"], board["q"], self.iteration)
+        return Answer({"y": y}, {"loss": loss})
+
+
+@dataclass(frozen=True)
+class PlainInnerSteps(Round):
+    """y_{i,ν+1} = y_{i,ν} − β_i ∇_y g_i(x, y_{i,ν}; ζ); y⁺ = mean y_{i,τ_i}   (Alg. 6)"""
+
+    steps: LocalSteps
+    iteration: int
+    cohort: int = 0
+
+    phase = "inner"
+    kind = "y"
+    reads = ("x", "y")
+    answers = ("y",)
+
+    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
+        return self.steps.counts(sizes, clients).astype(float)
+
+    def local(self, here: Workplace, board: Tensors) -> Answer:
+        y, loss = self.steps.plain(here.inner(board["x"]), board["y"], self.iteration)
+        return Answer({"y": y}, {"loss": loss})
+
+
+def fed_inn(
+    steps: LocalSteps, iteration: int, batch: int | None = None, cohort: int = 0
+) -> tuple[Round, ...]:
+    """Alg. 4: two rounds."""
+    return InnerGradient(batch, cohort), CorrectedInnerSteps(steps, iteration, cohort)

@@ -1,0 +1,44 @@
+"""FedAvg (McMahan et al. 2017): local steps, and the mean of where they lead.
+
+for every client asked, in parallel:   y_i ← τ_i steps of SGD from y
+y ← Σ (n_i / n) y_i, or their plain mean                                   1 round
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from asyncfed.network.server import Server
+from asyncfed.protocols.fed_inn import PlainInnerSteps
+from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.rounds import Round, check_server_protocol
+from asyncfed.rng import Streams
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Federated averaging of the inner variable, at a server.
+
+    Parameters
+    ----------
+    outer_steps
+        Rounds.
+    local
+        Local steps of each client: `LocalSteps(lr=0.1, epochs=1, batch=64)`.
+    server
+        Whom it asks and how it waits; by default everybody, weighed by their numbers of samples.
+    """
+
+    outer_steps: int
+    local: LocalSteps
+    server: Server = field(default_factory=lambda: Server(weighted=True))
+    max_rounds: int | None = None
+
+    needs_outer = False
+    start = "warm"
+
+    def __post_init__(self) -> None:
+        check_server_protocol(self)
+
+    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
+        return (PlainInnerSteps(self.local, iteration),)

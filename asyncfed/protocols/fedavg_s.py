@@ -1,0 +1,98 @@
+"""FedAvg-S (Hou et al. 2021, as 004 §4.3 compares with it): both variables of a minimax problem at once.
+
+τ times:   x_i ← x_i − α ∇_x f_i(x_i, y_i),   y_i ← y_i − β ∇_y g_i(x_i, y_i)      (g = −f: ascent)
+x⁺ = mean x_i,   y⁺ = mean y_i                                                      1 round
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncfed.errors import ScenarioError
+from asyncfed.network.server import Server
+from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.rounds import (
+    Answer,
+    FloatArray,
+    IntArray,
+    Round,
+    Tensors,
+    Workplace,
+    check_server_protocol,
+)
+from asyncfed.protocols.schedules import rate_at
+from asyncfed.rng import Streams
+
+
+@dataclass(frozen=True)
+class FedAvgS:
+    """Simultaneous descent-ascent with local steps: as many on the inner as on the outer variable."""
+
+    outer_steps: int
+    inner: LocalSteps
+    outer: LocalSteps
+    server: Server = field(default_factory=Server)
+    max_rounds: int | None = None
+
+    needs_outer = True
+    start = "warm"
+
+    def __post_init__(self) -> None:
+        check_server_protocol(self)
+        if (self.inner.steps, self.inner.epochs) != (self.outer.steps, self.outer.epochs):
+            raise ScenarioError(
+                "FedAvg-S steps on both variables at once; give inner and outer the same steps or epochs, "
+                f"not {self.inner.steps or self.inner.epochs} and {self.outer.steps or self.outer.epochs}"
+            )
+
+    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
+        return (Simultaneous(self.inner, self.outer, iteration),)
+
+
+@dataclass(frozen=True)
+class Simultaneous(Round):
+    """The local steps on (x, y), and both means."""
+
+    inner: LocalSteps
+    outer: LocalSteps
+    iteration: int
+
+    phase = "both"
+    kind = "xy"
+    reads = ("x", "y")
+    answers = ("x", "y")
+
+    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
+        return self.inner.counts(sizes, clients).astype(float)
+
+    def local(self, here: Workplace, board: Tensors) -> Answer:
+        k = len(here.rows)
+        counts = self.inner.counts(here.train.sizes[here.rows], here.clients)
+        x, y = (board[name].expand(k, -1).clone() for name in ("x", "y"))
+        f, g = here.outer_loss(board["y"], board["x"]), here.inner_by_both(board["x"])
+
+        def by_x(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
+            at = torch.from_numpy(places).to(x.device)
+            return (here.derivatives.outer_gradient(y[at], x[at], samples, "outer")[0],)
+
+        def by_y(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
+            at = torch.from_numpy(places).to(x.device)
+            return (here.derivatives.inner_gradient(y[at], x[at], samples)[0],)
+
+        alpha, beta = (_rates(steps, counts, self.iteration, x) for steps in (self.outer, self.inner))
+        for nu in range(int(counts.max())):
+            going = torch.from_numpy(counts > nu).to(x)[:, None]
+            (d_x,) = f.mean(self.outer.batch, f"by x {nu}", by_x, (x.shape[1],))
+            (d_y,) = g.mean(self.inner.batch, f"by y {nu}", by_y, (y.shape[1],))
+            x.addcmul_(alpha * going, d_x, value=-1.0)
+            y.addcmul_(beta * going, d_y, value=-1.0)
+        return Answer({"x": x, "y": y})
+
+
+def _rates(steps: LocalSteps, counts: IntArray, iteration: int, like: Tensor) -> Tensor:
+    rate = np.full(len(counts), rate_at(steps.lr, iteration))
+    return torch.from_numpy(rate / counts if steps.divide else rate).to(like)[:, None]

@@ -1,0 +1,113 @@
+"""LFedOut (004 Alg. 5): every client follows its own hypergradient, with its own Hessian, and only then is
+there an average.
+
+    h_{i,ν} = ∇_x f_i − (N/ℓ) ∇²_xy g_i Π_{n=1}^{N'} (I − (1/ℓ) ∇²_y g_i) ∇_y f_i     at (x_{i,ν}, y)
+
+(Line 6 as printed ends with ∇_x f where ∇_y f is meant.) N' is drawn anew by every client in every step. The
+mean of inverses is not the inverse of the mean: with different clients this converges to another point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncfed.protocols.fed_ihgp import Neumann
+from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, Tensors, Workplace
+from asyncfed.protocols.schedules import rate_at
+
+Setting = Literal["bilevel", "minimax"]
+
+
+@dataclass(frozen=True)
+class LocalOuterSteps(Round):
+    """x_{i,ν+1} = x_{i,ν} − α_i h_{i,ν}; x⁺ = mean x_{i,τ_i}"""
+
+    steps: LocalSteps
+    neumann: Neumann | None  # None in a minimax problem: there is no indirect part
+    iteration: int
+    batch: int | None = None
+    cohort: int = 0
+
+    phase = "outer"
+    kind = "x"
+    reads = ("x", "y")
+    answers = ("x",)
+    over = "outer"
+
+    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
+        return self.steps.counts(sizes, clients).astype(float)
+
+    def local(self, here: Workplace, board: Tensors) -> Answer:
+        y = board["y"].expand(len(here.rows), -1)
+        x = local_outer_steps(here, board["x"], y, self.steps, self.neumann, self.iteration)
+        return Answer({"x": x})
+
+
+def local_outer_steps(
+    here: Workplace, x: Tensor, y: Tensor, steps: LocalSteps, neumann: Neumann | None, iteration: int
+) -> Tensor:
+    """Where the local steps from x (d_outer,) lead every client, at inner variables y (k, d), one each."""
+    counts = steps.counts(here.outer.sizes[here.rows], here.clients)
+    rates = np.full(len(counts), rate_at(steps.lr, iteration))
+    rate = torch.from_numpy(rates / counts if steps.divide else rates).to(x)[:, None]
+    x = x.expand(len(counts), -1).clone()
+    for nu in range(int(counts.max())):
+        h = local_hypergradients(here, x, y, neumann, steps.batch, nu)
+        going = torch.from_numpy(counts > nu).to(x)[:, None]
+        x.addcmul_(rate * going, h, value=-1.0)
+    return x
+
+
+def local_hypergradients(
+    here: Workplace, x: Tensor, y: Tensor, neumann: Neumann | None, batch: int | None, nu: int
+) -> Tensor:
+    """h_{i,ν} of every client at its own x (k, d_outer) and y (k, d)."""
+    derivatives = here.derivatives
+    f, g = here.outer_loss(y[0], x[0]), here.inner_by_both(x[0])
+
+    def outer(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        at = torch.from_numpy(places).to(x.device)
+        by_y, by_x, _ = derivatives.outer_gradients(y[at], x[at], samples)
+        return by_y, by_x
+
+    r, direct = f.mean(batch, f"local outer {nu}", outer, (y.shape[1], x.shape[1]))
+    if neumann is None:
+        return direct
+
+    def hessian(v: Tensor, n: int) -> Tensor:
+        def product(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
+            at = torch.from_numpy(places).to(x.device)
+            return (derivatives.inner_hessian_vector(y[at], x[at], samples, v[at]),)
+
+        (found,) = g.mean(batch, f"local product {nu} {n}", product, (y.shape[1],))
+        return found
+
+    def cross(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
+        at = torch.from_numpy(places).to(x.device)
+        return (derivatives.inner_cross_vector(y[at], x[at], samples, p[at]),)
+
+    products = _products(here, neumann, nu)
+    p = total = neumann.first * r
+    for n in range(1, int(products.max()) + 1):
+        going = torch.from_numpy(products >= n).to(x)[:, None]
+        p = p - neumann.scale * going * hessian(p, n)
+        total = total + p
+    p = total if neumann.products == "sum" else p
+    (indirect,) = g.mean(batch, f"local cross {nu}", cross, (x.shape[1],))
+    return direct - indirect
+
+
+def _products(here: Workplace, neumann: Neumann, nu: int) -> IntArray:
+    if neumann.products != "random":
+        return np.full(len(here.rows), neumann.terms, dtype=np.int64)
+    drawn = [
+        here.streams.uniforms("local neumann", here.number, nu, nu + 1, lane=int(client))[0]
+        for client in here.clients
+    ]
+    return (np.array(drawn) * neumann.terms).astype(np.int64)

@@ -1,0 +1,115 @@
+"""Light FedNest (004 App. A): hypergradients from local Hessians, so that the outer part takes one round.
+
+| method          | inner                  | outer                 | rounds per outer iteration |
+|-----------------|------------------------|-----------------------|----------------------------|
+| LFedNest        | Alg. 6 (SGD)           | Alg. 5                | T + 1                      |
+| LFedNestSVRG    | Alg. 4 (SVRG)          | Alg. 5                | 2T + 1                     |
+| LFedNestNonAlt  | local y, then local x at that y, one average of both | | 1                          |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from asyncfed.errors import ScenarioError
+from asyncfed.network.server import Server
+from asyncfed.protocols.fed_ihgp import Neumann
+from asyncfed.protocols.fed_inn import PlainInnerSteps, fed_inn
+from asyncfed.protocols.lfed_out import LocalOuterSteps, local_outer_steps
+from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.rounds import (
+    Answer,
+    FloatArray,
+    IntArray,
+    Round,
+    Tensors,
+    Workplace,
+    check_server_protocol,
+)
+from asyncfed.rng import Streams
+
+
+@dataclass(frozen=True)
+class LFedNest:
+    """Light FedNest; see `FedNest` for the parameters. Its `batch` is that of `inner` and `outer`."""
+
+    outer_steps: int
+    inner: LocalSteps
+    outer: LocalSteps = field(default_factory=lambda: LocalSteps(0.01))
+    inner_rounds: int = 1
+    neumann: Neumann = field(default_factory=Neumann)
+    setting: Literal["bilevel", "minimax"] = "bilevel"
+    batch: int | None = None
+    sampling: Literal["parts", "iteration"] = "parts"
+    start: Literal["warm", "fresh"] = "warm"
+    server: Server = field(default_factory=Server)
+    max_rounds: int | None = None
+
+    needs_outer = True
+
+    def __post_init__(self) -> None:
+        check_server_protocol(self)
+        if self.setting not in ("bilevel", "minimax"):
+            raise ScenarioError(f"setting is {self.setting!r}; it must be 'bilevel' or 'minimax'")
+        if self.sampling not in ("parts", "iteration"):
+            raise ScenarioError(f"sampling is {self.sampling!r}; it must be 'parts' or 'iteration'")
+
+    @property
+    def _series(self) -> Neumann | None:
+        return None if self.setting == "minimax" else self.neumann
+
+    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
+        cohort = 0 if self.sampling == "iteration" else 1
+        outer = LocalOuterSteps(self.outer, self._series, iteration, cohort)
+        return (*self._inner(iteration) * self.inner_rounds, outer)
+
+    def _inner(self, iteration: int) -> tuple[Round, ...]:
+        return (PlainInnerSteps(self.inner, iteration),)
+
+
+@dataclass(frozen=True)
+class LFedNestSVRG(LFedNest):
+    """Light FedNest with FedInn: 2T + 1 rounds."""
+
+    def _inner(self, iteration: int) -> tuple[Round, ...]:
+        return fed_inn(self.inner, iteration, self.batch)
+
+
+@dataclass(frozen=True)
+class LFedNestNonAlt(LFedNest):
+    """Both variables locally, one average (004 App. H.1): 1 round. T is 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner_rounds != 1:
+            raise ScenarioError(
+                f"inner_rounds is {self.inner_rounds}; LFedNest-NonAlt has no inner rounds of its own, make "
+                "more local steps instead"
+            )
+
+    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
+        return (BothLocally(self.inner, self.outer, self._series, iteration),)
+
+
+@dataclass(frozen=True)
+class BothLocally(Round):
+    """y_i: τ local steps; then x_i: τ local steps at that y_i; x⁺ = mean x_i, y⁺ = mean y_i"""
+
+    inner: LocalSteps
+    outer: LocalSteps
+    neumann: Neumann | None
+    iteration: int
+
+    phase = "both"
+    kind = "xy"
+    reads = ("x", "y")
+    answers = ("x", "y")
+
+    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
+        return (self.inner.counts(sizes, clients) + self.outer.counts(sizes, clients)).astype(float)
+
+    def local(self, here: Workplace, board: Tensors) -> Answer:
+        y, loss = self.inner.plain(here.inner(board["x"]), board["y"], self.iteration)
+        x = local_outer_steps(here, board["x"], y, self.outer, self.neumann, self.iteration)
+        return Answer({"x": x, "y": y}, {"loss": loss})

@@ -1,0 +1,251 @@
+"""The local steps of a client between two messages: gradient steps on minibatches of its own samples.
+
+    plain (SGD)   v ← v − α_i ∇_i(v; ζ)
+    corrected     v ← v − α_i (∇_i(v; ζ) − ∇_i(v⁰; ζ) + d)      local SVRG: d is the mean gradient at v⁰
+
+An epoch is a pass over the samples in an order drawn anew, cut into minibatches. Steps go on over as many
+epochs as it takes. In the first corrected step v is still v⁰, so it is v⁰ − α_i d and costs no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from asyncfed.errors import ScenarioError
+from asyncfed.problems.threads import worthwhile_threads
+from asyncfed.protocols.phase import whole
+from asyncfed.protocols.rounds import Samples
+from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
+
+IntArray = npt.NDArray[np.int64]
+
+_BLOCK_BYTES = 16 * 2**20  # of gradients at v⁰, or of samples, made for several steps at once
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """How a client steps on its own.
+
+    Parameters
+    ----------
+    lr
+        Step size: a number, or a schedule over the outer iterations (`StepDecay`, `Diminishing`).
+    steps
+        τ: a number for all, or one for each client. By default 1.
+    epochs
+        Instead of steps: so many passes over a client's samples.
+    batch
+        Minibatch size; None for all of a client's samples in every step.
+    divide
+        Divide the step size by a client's number of steps, as the papers' theorems do: α_i = α/τ_i.
+    """
+
+    lr: LearningRate
+    steps: int | Sequence[int] | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    divide: bool = False
+
+    def __post_init__(self) -> None:
+        check_rate(self.lr)
+        if self.steps is not None and self.epochs is not None:
+            raise ScenarioError(
+                f"steps is {self.steps} and epochs is {self.epochs}; give one of the two, the other follows"
+            )
+        if isinstance(self.steps, Sequence):
+            object.__setattr__(self, "steps", tuple(self.steps))
+        each = self.steps if isinstance(self.steps, tuple) else (self.steps,)
+        if not each or any(value is not None and (not whole(value) or value < 1) for value in each):
+            raise ScenarioError(
+                f"steps is {self.steps!r}; it must be a whole number, at least 1, or one such number for "
+                "each client"
+            )
+        for name in ("epochs", "batch"):
+            value = getattr(self, name)
+            if value is not None and (not whole(value) or value < 1):
+                raise ScenarioError(f"{name} is {value!r}; it must be a whole number, at least 1, or None")
+
+    def check(self, clients: int) -> None:
+        if isinstance(self.steps, tuple) and len(self.steps) != clients:
+            raise ScenarioError(
+                f"{len(self.steps)} numbers of steps are given for {clients} clients; give one each, or one "
+                "for all"
+            )
+
+    def counts(self, sizes: IntArray, clients: IntArray) -> IntArray:
+        """τ_i of clients with so many samples."""
+        if self.epochs is not None:
+            return self.epochs * self._per_epoch(sizes)
+        if isinstance(self.steps, tuple):
+            return np.array(self.steps, dtype=np.int64)[clients]
+        assert self.steps is None or isinstance(self.steps, int)
+        return np.full(len(sizes), self.steps or 1, dtype=np.int64)
+
+    def plain(self, samples: Samples, start: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
+        """Where plain steps from `start` lead each client, and the mean loss on the way."""
+        return self._run(samples, start, None, iteration)
+
+    def corrected(
+        self, samples: Samples, start: Tensor, direction: Tensor, iteration: int
+    ) -> tuple[Tensor, Tensor]:
+        """The same with local SVRG steps; the loss is NaN where a single step needs no gradient."""
+        return self._run(samples, start, direction, iteration)
+
+    def _run(
+        self, samples: Samples, start: Tensor, direction: Tensor | None, iteration: int
+    ) -> tuple[Tensor, Tensor]:
+        sizes = samples.sizes
+        counts = self.counts(sizes, samples.place.clients)
+        rates = np.full(samples.k, rate_at(self.lr, iteration))
+        if self.divide:
+            rates = rates / counts
+        rate = torch.from_numpy(rates).to(start)[:, None]
+        v = start.expand(samples.k, -1).clone()
+        losses, seen = start.new_zeros(samples.k), start.new_zeros(samples.k)
+        first = 0
+        if direction is not None:
+            v.addcmul_(rate, direction.expand_as(v), value=-1.0)
+            first = 1
+        for places, batches, length in self._blocks(samples, counts, first, start):
+            work = batches[0].shape[1] * batches[0].shape[2] * samples.parameters
+            with worthwhile_threads(work):
+                self._stretch(samples, places, batches, length, start, direction, v, rate, losses)
+            seen[torch.from_numpy(places).to(seen.device)] += length
+        return v, losses / seen
+
+    def _stretch(
+        self,
+        samples: Samples,
+        places: IntArray,
+        batches: tuple[Tensor, ...],
+        length: int,
+        start: Tensor,
+        direction: Tensor | None,
+        v: Tensor,
+        rate: Tensor,
+        losses: Tensor,
+    ) -> None:
+        """`length` steps of the clients at `places`, on v; adds up their losses."""
+        at = None if len(places) == len(v) else torch.from_numpy(places).to(v.device)
+        own, alpha = (v, rate) if at is None else (v.index_select(0, at), rate.index_select(0, at))
+        anchors = None if direction is None else _anchors(samples, start, direction, batches, alpha, length)
+        change = torch.empty_like(own)
+        own_losses = own.new_zeros(len(own))
+        scale = -float(alpha[0]) if bool((alpha == alpha[0]).all()) else -alpha
+        for j in range(length):
+            _, loss = samples.gradient(own, tuple(tensor[j] for tensor in batches), scale, change)
+            own.add_(change)
+            if anchors is not None:
+                own.add_(anchors[min(j, len(anchors) - 1)])
+            own_losses.add_(loss)
+        if at is None:
+            losses.add_(own_losses)
+        else:
+            v.index_copy_(0, at, own)
+            losses.index_add_(0, at, own_losses)
+
+    def _blocks(
+        self, samples: Samples, counts: IntArray, first: int, like: Tensor
+    ) -> Iterator[tuple[IntArray, tuple[Tensor, ...], int]]:
+        """Stretches of steps in which the same clients use minibatches of one size: who they are, their
+        batches (steps, clients, B, …), and how many steps.
+        """
+        sizes = samples.sizes
+        orders = _Orders(samples, self.batch)
+        per_epoch = self._per_epoch(sizes)
+        sample_bytes = sum(t[:1].nbytes for t in samples.shards.tensors)
+        step = first
+        last = int(counts.max(initial=0))
+        while step < last:
+            active = np.flatnonzero(counts > step)
+            lengths = orders.lengths(active, step, per_epoch)
+            stop = step + 1
+            if (lengths == lengths[0]).all():
+                row = max(like.nbytes, int(lengths[0]) * sample_bytes)
+                most = max(1, int(_BLOCK_BYTES // (row * len(active))))
+                if self.batch is None or (self.batch >= sizes[active]).all():
+                    most = last  # the same samples in every step: gathered once
+                while (
+                    stop < last
+                    and stop - step < most
+                    and (counts[active] > stop).all()
+                    and np.array_equal(orders.lengths(active, stop, per_epoch), lengths)
+                ):
+                    stop += 1
+                yield active, orders.batches(active, step, stop, per_epoch), stop - step
+            else:
+                for length in np.unique(lengths):
+                    some = active[lengths == length]
+                    yield some, orders.batches(some, step, stop, per_epoch), 1
+            step = stop
+
+    def _per_epoch(self, sizes: IntArray) -> IntArray:
+        if self.batch is None:
+            return np.ones(len(sizes), dtype=np.int64)
+        return -(-sizes // self.batch)
+
+
+def _anchors(
+    samples: Samples,
+    start: Tensor,
+    direction: Tensor,
+    batches: tuple[Tensor, ...],
+    alpha: Tensor,
+    length: int,
+) -> Tensor:
+    """α_i (∇_i(v⁰; ζ) − d) for every step of a stretch (steps, clients, d); one where all steps are alike."""
+    alike = all(tensor.stride(0) == 0 for tensor in batches) and length > 1
+    steps = 1 if alike else length
+    k = len(alpha)
+    flat = tuple(tensor[:steps].reshape(steps * k, *tensor.shape[2:]) for tensor in batches)
+    found, _ = samples.gradient(start.expand(steps * k, -1), flat)
+    return found.view(steps, k, -1).sub_(direction).mul_(alpha)
+
+
+class _Orders:
+    """In which order each client goes over its samples, epoch by epoch."""
+
+    def __init__(self, samples: Samples, batch: int | None) -> None:
+        self._samples, self._batch = samples, batch
+        self._sizes = samples.sizes
+        self._known: dict[tuple[int, int], IntArray] = {}
+
+    def lengths(self, places: IntArray, step: int, per_epoch: IntArray) -> IntArray:
+        """Samples in the minibatch of each at that step."""
+        sizes = self._sizes[places]
+        if self._batch is None:
+            return sizes
+        left: IntArray = sizes - (step % per_epoch[places]) * self._batch
+        return np.minimum(self._batch, left)
+
+    def batches(self, places: IntArray, first: int, stop: int, per_epoch: IntArray) -> tuple[Tensor, ...]:
+        """(steps, clients, B, …)"""
+        steps = stop - first
+        if self._batch is None or (per_epoch[places] == 1).all():
+            index = np.tile(np.arange(int(self._sizes[places[0]])), (len(places), 1))
+            return tuple(t.expand(steps, *t.shape) for t in self._samples.batch(places, index))
+        index = np.stack(
+            [[self._index(int(p), s, int(per_epoch[p])) for p in places] for s in range(first, stop)]
+        )
+        flat = self._samples.batch(np.tile(places, steps), index.reshape(steps * len(places), -1))
+        return tuple(t.view(steps, len(places), *t.shape[1:]) for t in flat)
+
+    def _index(self, place: int, step: int, per_epoch: int) -> IntArray:
+        assert self._batch is not None
+        epoch, within = divmod(step, per_epoch)
+        order = self._known.get((place, epoch))
+        if order is None:
+            size, here = int(self._sizes[place]), self._samples.place
+            drawn = here.streams.uniforms(
+                f"shuffle {self._samples.level}", here.number, epoch * size, (epoch + 1) * size,
+                lane=int(here.clients[place]),
+            )  # fmt: skip
+            order = np.asarray(np.argsort(drawn, kind="stable"), dtype=np.int64)
+            self._known[place, epoch] = order
+        return order[within * self._batch : (within + 1) * self._batch]

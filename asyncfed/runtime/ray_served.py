@@ -1,0 +1,215 @@
+"""Server-based methods on Ray: the board in an actor of its own, every cohort of clients in another.
+
+A round is one call per actor concerned, and one call of the server's actor: the references of the variables
+that a round reads go to the clients' actors, those of their sums to the server's, which returns what changes
+on the board. The driver sees none of these bytes, and stays a few rounds ahead of the slowest report.
+"""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections import deque
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import ray
+import torch
+
+from asyncfed.problems.problem import Problem
+from asyncfed.protocols.rounds import Round, Tensors
+from asyncfed.runtime.backend import Placement
+from asyncfed.runtime.block import Measurement
+from asyncfed.runtime.cohort import Board, Cohort, Task
+from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
+from asyncfed.runtime.ray_backend import Arrays, client_bytes, connect, named, received
+from asyncfed.runtime.served import Reports
+
+Names = tuple[tuple[str, ...], ...]
+
+_ROUNDS_AHEAD = 2
+
+
+def _prepare(threads: int) -> None:
+    torch.set_num_threads(threads)
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+
+
+class _Clients:
+    """What an actor holds: a cohort, on its device."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        clients: npt.NDArray[np.int64],
+        seed: int,
+        dtype: torch.dtype,
+        device: str,
+        threads: int,
+    ) -> None:
+        _prepare(threads)
+        self._device = device
+        self._cohort = Cohort(problem, clients, seed=seed, dtype=dtype, device=device)
+
+    @ray.method(num_returns=2)
+    def answer(
+        self, task: Task, names: Names, *pieces: Arrays
+    ) -> tuple[Arrays, dict[str, npt.NDArray[np.float64]]]:
+        total, report = self._cohort.answer(task, _board(names, pieces, self._device))
+        return _arrays(total), report
+
+    def measure(self, names: Names, *pieces: Arrays) -> Measurement:
+        return self._cohort.measure(_board(names, pieces, self._device))
+
+
+class _Server:
+    """The actor with the board."""
+
+    def __init__(
+        self, problem: Problem, seed: int, dtype: torch.dtype, initial: Arrays, threads: int
+    ) -> None:
+        _prepare(threads)
+        given = {name: torch.tensor(value) for name, value in initial.items()}
+        self._board = Board(problem, seed=seed, dtype=dtype, initial=given)
+
+    def begin(self) -> Arrays:
+        return _arrays(self._board.values)
+
+    def fold(self, round: Round, *parts: Arrays) -> Arrays:
+        return _arrays(self._board.fold(round, [_tensors(part) for part in parts]))
+
+    def reset_inner(self) -> Arrays:
+        return _arrays(self._board.reset_inner())
+
+    def final(self) -> Arrays:
+        return _arrays(self._board.final())
+
+
+class RayServed:
+    """Actors on a Ray cluster, on this machine or elsewhere."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        seed: int,
+        dtype: torch.dtype,
+        device: str,
+        clients_per_actor: int | Literal["auto"],
+        address: str | None,
+        initial: Tensors | None = None,
+    ) -> None:
+        connect(address)
+        resources = ray.cluster_resources()
+        cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
+        packing = pack(
+            problem.clients,
+            clients_per_actor,
+            memory=resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0),
+            client_bytes=client_bytes(problem, dtype),
+            cores=int(cores),
+        )
+        self._ranges = packing.ranges
+        share = gpus_per_actor(device, gpus, packing.actors)
+        actor_device = "cuda" if share else "cpu"
+        threads = threads_per_actor(cores, packing.actors)
+        cpus = cpus_per_actor(cores, packing.actors + 1)
+        actor_class = ray.remote(_Clients).options(
+            num_cpus=cpus, num_gpus=share, scheduling_strategy="SPREAD"
+        )
+        self.placement = Placement(
+            "ray", packing.actors, packing.clients_per_actor, actor_device, packing.note
+        )
+        self._actors: list[Any] = []
+        self._server: Any = None
+        self._outstanding: deque[tuple[str, Any]] = deque()
+        self._reports: Reports = []
+        empty = replace(problem, data=problem.data.select(np.zeros(0, dtype=np.int64)))
+        given = {name: value.cpu().numpy() for name, value in (initial or {}).items()}
+        try:
+            self._server = ray.remote(_Server).options(num_cpus=cpus).remote(empty, seed, dtype, given, 1)
+            for start, stop in packing.ranges:
+                clients = np.arange(start, stop, dtype=np.int64)
+                mine = replace(problem, data=problem.data.select(clients))
+                self._actors.append(actor_class.remote(mine, clients, seed, dtype, actor_device, threads))
+            begun = self._server.begin.remote()
+        except BaseException:
+            self.close()
+            raise
+        self._board: dict[str, Any] = {"x": begun, "y": begun}  # where each variable's newest value is
+
+    def run(self, task: Task) -> None:
+        names, pieces = self._pieces(task.round.reads)
+        sums, asked = [], 0
+        for actor, (start, stop) in zip(self._actors, self._ranges, strict=True):
+            part = task.part(start, stop)
+            if part is None:
+                continue
+            total, report = actor.answer.remote(part, names, *pieces)
+            asked += 1
+            self._outstanding.append((named(start, stop), report))
+            if len(part.clients) or part.older:
+                sums.append(total)
+        changed = self._server.fold.remote(task.round, *sums)
+        for name in task.round.writes:
+            self._board[name] = changed
+        while len(self._outstanding) > _ROUNDS_AHEAD * max(1, asked):
+            self._collect()
+
+    def reset_inner(self) -> None:
+        self._board["y"] = self._server.reset_inner.remote()
+
+    def reports(self) -> Reports:
+        while self._outstanding:
+            self._collect()
+        collected, self._reports = self._reports, []
+        return collected
+
+    def measure(self) -> list[Measurement]:
+        names, pieces = self._pieces(("x", "y"))
+        references = [actor.measure.remote(names, *pieces) for actor in self._actors]
+        return [
+            received(named(*place), reference)
+            for place, reference in zip(self._ranges, references, strict=True)
+        ]
+
+    def final(self) -> Tensors:
+        return _tensors(received("the server", self._server.final.remote()))
+
+    def close(self) -> None:
+        self._outstanding = deque()
+        if ray.is_initialized():
+            for actor in (*self._actors, *([] if self._server is None else [self._server])):
+                ray.kill(actor, no_restart=True)
+        self._actors, self._server = [], None
+
+    def _pieces(self, reads: tuple[str, ...]) -> tuple[Names, list[Any]]:
+        """The objects that hold these variables, each once, and what to take from each."""
+        names: dict[Any, tuple[str, ...]] = {}
+        for name in reads:
+            names[self._board[name]] = (*names.get(self._board[name], ()), name)
+        return tuple(names.values()), list(names)
+
+    def _collect(self) -> None:
+        whose, reference = self._outstanding.popleft()
+        self._reports.append(received(whose, reference))
+
+
+def _arrays(tensors: Tensors) -> Arrays:
+    return {name: value.cpu().numpy() for name, value in tensors.items()}
+
+
+def _tensors(arrays: Arrays) -> Tensors:
+    return {name: torch.from_numpy(value) for name, value in arrays.items()}
+
+
+def _board(names: Names, pieces: tuple[Arrays, ...], device: str) -> Tensors:
+    """The variables of these names, one tuple of names from each piece."""
+    return {
+        name: torch.from_numpy(piece[name]).to(device)
+        for wanted, piece in zip(names, pieces, strict=True)
+        for name in wanted
+    }

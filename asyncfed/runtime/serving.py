@@ -1,0 +1,150 @@
+"""The loop of a server-based run: outer iterations, their rounds, and what the server must send for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.network.links import Network
+from asyncfed.network.server import Ask
+from asyncfed.network.timing import Timing
+from asyncfed.network.waves import Recorder
+from asyncfed.protocols.rounds import LEVELS, Round, ServerProtocol
+from asyncfed.rng import Streams
+from asyncfed.runtime.cohort import Task
+from asyncfed.runtime.engine import Evaluation, Tick, gathered
+from asyncfed.runtime.served import ServedBackend
+
+IntArray = npt.NDArray[np.int64]
+
+
+class Knowledge:
+    """Which version of every variable on the board each client is known to have, since it has answered.
+
+    A request carries the rest of what its round reads.
+    """
+
+    def __init__(self, clients: int, lengths: dict[str, int], itemsize: int) -> None:
+        self._clients, self._itemsize = clients, itemsize
+        self._lengths = lengths  # of the inner and the outer variable
+        self._version: dict[str, int] = {}
+        self._known: dict[str, IntArray] = {}
+
+    def size(self, name: str) -> int:
+        return self._lengths[LEVELS[name]] * self._itemsize
+
+    def request_bytes(self, round: Round, clients: IntArray) -> IntArray:
+        total = np.zeros(len(clients), dtype=np.int64)
+        for name in round.reads:
+            known = self._known.setdefault(name, np.full(self._clients, -1, dtype=np.int64))[clients]
+            total += self.size(name) * (known != self.version(name))
+        return total
+
+    def version(self, name: str) -> int:
+        return self._version.get(name, 0)
+
+    def answered(self, round: Round, clients: IntArray) -> None:
+        for name in round.reads:
+            self._known[name][clients] = self.version(name)
+
+    def changed(self, *names: str) -> None:
+        for name in names:
+            self._version[name] = self.version(name) + 1
+
+
+def serve(
+    protocol: ServerProtocol,
+    network: Network,
+    timing: Timing,
+    streams: Streams,
+    backend: ServedBackend,
+    recorder: Recorder,
+    *,
+    sizes: dict[str, IntArray],
+    lengths: dict[str, int],
+    itemsize: int,
+    evaluate_every: int,
+    enough: Callable[[Evaluation], bool],
+) -> Iterator[Tick | Evaluation]:
+    """Run all iterations, or until an evaluation is good enough; the last evaluation is the final one.
+
+    `sizes` are the clients' samples of the inner and of the outer loss, `lengths` those of the variables.
+    """
+    n = len(sizes["inner"])
+    timeline = timing.server_timeline(network, streams, recorder, protocol.server)
+    knowledge = Knowledge(n, lengths, itemsize)
+    last = protocol.outer_steps
+    iteration = 0
+    while True:
+        rounds = protocol.rounds(iteration, streams) if iteration < last else ()
+        limit = protocol.max_rounds
+        over = not rounds or (limit is not None and timeline.round + len(rounds) > limit)
+        if over or iteration % evaluate_every == 0:
+            evaluation = _evaluation(backend, timeline.now, timeline.round, iteration, n, final=over)
+            if not over and enough(evaluation):
+                over, evaluation = True, replace(evaluation, final=True)
+            yield evaluation
+        if over:
+            timeline.finish()
+            return
+        if protocol.start == "fresh" and iteration:
+            backend.reset_inner()
+            knowledge.changed("y")
+        for round in rounds:
+            asked = protocol.server.draw(streams, iteration, round.cohort, n)
+            importance = (
+                sizes[round.over][asked].astype(float) if protocol.server.weighted else np.ones(len(asked))
+            )
+            exchange = timeline.exchange(
+                Ask(
+                    round.phase,
+                    round.kind,
+                    asked,
+                    knowledge.request_bytes(round, asked),
+                    sum(knowledge.size(name) for name in round.answers),
+                    round.work(sizes["inner"][asked], asked),
+                    importance,
+                )
+            )
+            knowledge.answered(round, exchange.clients)
+            backend.run(
+                Task(
+                    round,
+                    exchange.round,
+                    exchange.clients,
+                    exchange.weights,
+                    exchange.held,
+                    exchange.older,
+                    exchange.forgotten,
+                    knowledge.version("x"),
+                )
+            )
+            knowledge.changed(*round.writes)
+            yield Tick(round.phase, n * iteration, n * last, timeline.now)
+        iteration += 1
+
+
+def _evaluation(
+    backend: ServedBackend, now: float, rounds: int, iteration: int, n: int, *, final: bool
+) -> Evaluation:
+    parts = backend.measure()
+    reports: dict[str, list[npt.NDArray[np.float64]]] = {}
+    for report in backend.reports():
+        for name, values in report.items():
+            reports.setdefault(name, []).append(values)
+    return Evaluation(
+        phase="server",
+        time=now,
+        steps=np.full(n, rounds),
+        reports={name: np.concatenate(values) for name, values in reports.items()},
+        **gathered(parts),
+        consensus=None,
+        final=final,
+        outer_step=iteration,
+        waiting=0,
+        on_the_way=0,
+        message_bytes=0,
+    )
