@@ -16,6 +16,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
     from benchmarks.on_ray import many_actors, packed
+    from benchmarks.servers import fedavg, fednest
     from benchmarks.sizes import sizes
     from benchmarks.tracing import trace
 
@@ -24,6 +25,8 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "small": small_model,
         "events": event_driven,
         "hgp": hypergradient_rounds,
+        "fedavg": fedavg,
+        "fednest": fednest,
         "trace": trace,
         "sizes": sizes,
         "packed": packed,

@@ -68,6 +68,7 @@ def classification(
         inner_loss=inner_loss,
         init_inner=init_inner,
         metrics={"loss": sample_loss, "accuracy": correct},
+        joint_metrics=lambda x, lam, batch: loss_and_accuracy(logits(x, batch[0]), batch[1]),
         vectorize=not has_convolutions(module),
     )
 
@@ -80,6 +81,14 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     """
     wanted = labels.expand(logits.shape[:-1]).unsqueeze(-1)
     return -log_softmax(logits, -1).gather(-1, wanted).squeeze(-1)
+
+
+def loss_and_accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Both of every sample."""
+    return {
+        "loss": cross_entropies(logits, labels),
+        "accuracy": (logits.argmax(-1) == labels).to(logits.dtype),
+    }
 
 
 def half_square(x: Mapping[str, Tensor], rate: float) -> Tensor:

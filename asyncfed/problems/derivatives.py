@@ -44,6 +44,7 @@ _SCALAR = Layout(None, ((),))
 # which leaves room for the activations of the networks here (33 times for the EMNIST network).
 _BUDGET = 64 * 2**20
 _BYTES_PER_INPUT_BYTE = 32
+_SMALL = 2**18  # numbers in x, up to which finding out what to do takes longer than doing it
 _WHOLE_SAMPLES = 2048  # at a time, in derivatives over all data: their activations stay alive
 
 
@@ -54,10 +55,10 @@ class Derivatives:
         self, problem: Problem, layout_inner: Layout, layout_outer: Layout, *, replay: bool = False
     ) -> None:
         self.problem = problem
-        self._replay = replay
         self.inner = layout_inner
         self.outer = layout_outer
         self._kernels = {name: self._lifted(kernel) for name, kernel in _kernels(problem).items()}
+        self._replayed = Replay(self._flat_gradient) if replay and problem.vectorize else None
 
     @classmethod
     def of(cls, problem: Problem, *, replay: bool = False) -> Derivatives:
@@ -82,8 +83,9 @@ class Derivatives:
             init_outer=no_outer,
             stages=None,
             metrics={},
+            joint_metrics=None,
         )
-        return Derivatives(second, self.inner, Layout.of({}), replay=self._replay)
+        return Derivatives(second, self.inner, Layout.of({}), replay=self._replayed is not None)
 
     def inner_gradient(
         self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None = None, out: Tensor | None = None
@@ -91,6 +93,11 @@ class Derivatives:
         """Gradient in x (k, d), times `scale` (number or (k, 1)), in `out` where given; and the loss (k,)."""
         gradient = torch.empty_like(x) if out is None else out
         loss = x.new_empty(len(x), 1)
+        if self._replayed is not None and 1 < len(x) and x.numel() <= _SMALL:
+            with torch.no_grad():
+                found, losses = self._replayed(x, lam, *batch)
+            _write_one(found, gradient, scale)
+            return gradient, losses
         if self.problem.vectorize and len(x) > 1:
             outputs = ((self.inner, gradient, scale), (_SCALAR, loss, None))
             self._run("inner_gradient", (x, lam, batch), outputs)
@@ -99,6 +106,11 @@ class Derivatives:
                 own_scale = scale[i, 0] if isinstance(scale, Tensor) else scale
                 loss[i, 0] = self._own_gradient(x[i], lam[i], _row(batch, i), own_scale, gradient[i])
         return gradient, loss[:, 0]
+
+    def _flat_gradient(self, x: Tensor, lam: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        gradient, loss = self._kernels["inner_gradient"](self.inner.views(x), self.outer.views(lam), batch)
+        assert isinstance(loss, Tensor)
+        return torch.cat([leaf.flatten(1) for leaf in self.inner.leaves(gradient)], 1), loss
 
     def _own_gradient(self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None, out: Tensor) -> Tensor:
         """One client's, by plain autograd: for a single client faster than torch.func, which besides loads
@@ -393,8 +405,8 @@ class Derivatives:
         with torch.no_grad():
             for start in range(0, shards.total, most):
                 batch = tuple(t[start : start + most] for t in shards.tensors)
-                for name, metric in self.problem.metrics.items():
-                    sums[name].index_add_(0, owner[start : start + most], metric(inner, outer, batch))
+                for name, values in self.problem.measured(inner, outer, batch).items():
+                    sums[name].index_add_(0, owner[start : start + most], values)
         return sums
 
     def _one(
@@ -406,9 +418,7 @@ class Derivatives:
         return out
 
     def _lifted(self, kernel: Kernel) -> Kernel:
-        if not self.problem.vectorize:
-            return kernel
-        return Replay(vmap(kernel)) if self._replay else vmap(kernel)
+        return vmap(kernel) if self.problem.vectorize else kernel
 
     @torch.no_grad()
     def _run(
@@ -460,7 +470,8 @@ def _kernels(problem: Problem) -> dict[str, Kernel]:
         return tuple(part for u in directions for part in pull(u))
 
     def metrics(x: Params, lam: Params, batch: Batch) -> tuple[Params, ...]:
-        return tuple(metric(x, lam, batch) for metric in problem.metrics.values())
+        found = problem.measured(x, lam, batch)
+        return tuple(found[name] for name in problem.metrics)
 
     return {
         "inner_gradient": grad_and_value(f, argnums=0),

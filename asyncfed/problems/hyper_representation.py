@@ -20,7 +20,7 @@ from torch import Tensor
 from asyncfed.data import Partition, load_with_test
 from asyncfed.errors import ScenarioError
 from asyncfed.models import build_model, has_convolutions, initial_parameters, outputs, split_layers
-from asyncfed.problems.classification import cross_entropies, half_square
+from asyncfed.problems.classification import cross_entropies, half_square, loss_and_accuracy
 from asyncfed.problems.held_out import deal
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, Stages, problem_factory
@@ -103,5 +103,6 @@ def hyper_representation(
         init_outer=init_outer,
         outer_split="validation",
         metrics={"loss": sample_loss, "accuracy": correct},
+        joint_metrics=lambda y, x, batch: loss_and_accuracy(logits(y, x, batch), batch[1]),
         vectorize=not has_convolutions(module),
     )

@@ -27,7 +27,7 @@ from torch import Tensor
 from asyncfed.data import ClientData, Partition, load_with_test, long_tail
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.models import build_model, has_convolutions, initial_parameters, outputs
-from asyncfed.problems.classification import cross_entropies, half_square
+from asyncfed.problems.classification import cross_entropies, half_square, loss_and_accuracy
 from asyncfed.problems.held_out import balanced, deal
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
@@ -88,6 +88,11 @@ def loss_tuning(
         output = outputs(module, y, images)
         return (output.argmax(-1) == labels).to(output.dtype)
 
+    def joint_metrics(y: dict[str, Tensor], x: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        images, weights, labels = batch
+        found = loss_and_accuracy(outputs(module, y, images), labels)
+        return found | {"balanced_accuracy": weights * found["accuracy"]}
+
     def init_inner(generator: torch.Generator) -> Params:
         return initial_parameters(module, generator)
 
@@ -107,5 +112,6 @@ def loss_tuning(
             "accuracy": correct,
             "balanced_accuracy": lambda y, x, batch: batch[1] * correct(y, x, batch),
         },
+        joint_metrics=joint_metrics,
         vectorize=not has_convolutions(module),
     )

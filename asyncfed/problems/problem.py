@@ -83,7 +83,8 @@ class Problem:
     A loss is a mean over the samples of its batch, plus terms that do not depend on the batch (such as weight
     decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
     `outer_split` says which of a client's samples its outer loss is over. `stages` may say how the inner loss
-    falls into two, to save work; with it, `inner_loss` may be left out.
+    falls into two, to save work; with it, `inner_loss` may be left out. `joint_metrics` may compute all metrics
+    at once, a dict with the names of `metrics`, where they share most of their work.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Problem:
     init_outer: Init = no_outer
     outer_split: OuterSplit = "train"
     metrics: Mapping[str, Loss] = field(default_factory=dict)
+    joint_metrics: Callable[[Any, Any, Batch], dict[str, Tensor]] | None = None
     stages: Stages | None = None
     vectorize: bool = True
     recipe: Recipe | None = None
@@ -113,6 +115,12 @@ class Problem:
     @property
     def clients(self) -> int:
         return self.data.clients
+
+    def measured(self, inner: Any, outer: Any, batch: Batch) -> dict[str, Tensor]:
+        """Every metric of every sample."""
+        if self.joint_metrics is not None:
+            return self.joint_metrics(inner, outer, batch)
+        return {name: metric(inner, outer, batch) for name, metric in self.metrics.items()}
 
 
 _FACTORIES: dict[str, Callable[..., Problem]] = {}
