@@ -93,7 +93,7 @@ class Derivatives:
         """Gradient in x (k, d), times `scale` (number or (k, 1)), in `out` where given; and the loss (k,)."""
         gradient = torch.empty_like(x) if out is None else out
         loss = x.new_empty(len(x), 1)
-        if self._replayed is not None and 1 < len(x) and x.numel() <= _SMALL:
+        if self._replayed is not None and len(x) > 1 and x.numel() <= _SMALL:
             with torch.no_grad():
                 found, losses = self._replayed(x, lam, *batch)
             _write_one(found, gradient, scale)

@@ -83,8 +83,8 @@ class Problem:
     A loss is a mean over the samples of its batch, plus terms that do not depend on the batch (such as weight
     decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
     `outer_split` says which of a client's samples its outer loss is over. `stages` may say how the inner loss
-    falls into two, to save work; with it, `inner_loss` may be left out. `joint_metrics` may compute all metrics
-    at once, a dict with the names of `metrics`, where they share most of their work.
+    falls into two, to save work; with it, `inner_loss` may be left out. `joint_metrics` may compute all
+    metrics at once, a dict with the names of `metrics`, where they share most of their work.
     """
 
     name: str
