@@ -10,7 +10,6 @@ mean of inverses is not the inverse of the mean: with different clients this con
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, Tensors, Workplace
 from asyncfed.protocols.schedules import rate_at
 
-Setting = Literal["bilevel", "minimax"]
-
 
 @dataclass(frozen=True)
 class LocalOuterSteps(Round):
@@ -31,7 +28,6 @@ class LocalOuterSteps(Round):
     steps: LocalSteps
     neumann: Neumann | None  # None in a minimax problem: there is no indirect part
     iteration: int
-    batch: int | None = None
     cohort: int = 0
 
     phase = "outer"
