@@ -1,20 +1,27 @@
 """A federated saddle point whose answer is known: FedNest's minimax problem (Section 4.3).
 
-    f_i(x, y) = −[½‖y‖² − b_iᵀy + t_i yᵀx] + (λ/2)‖x‖²,   min over x, max over y of (1/n) Σ f_i
+    f_i(x, y) = −[(c_i/2)‖y‖² − b_iᵀy + t_i yᵀx] + (λ/2)‖x‖²,   min over x, max over y of (1/n) Σ f_i
 
-with t_i uniform on (0, 0.1) and b_i normal with deviation s. As a bilevel problem its inner loss is g_i =
-−f_i, so that nothing acts on f through y*(x): the indirect part of the hypergradient is 0 there. With bars
-for means over clients, both gradients vanish where
+with t_i uniform on (0, 0.1), b_i normal with deviation s, and c_i = 1 in the paper. As a bilevel problem its
+inner loss is g_i = −f_i, so that nothing acts on f through y*(x): the indirect part of the hypergradient is 0
+there. With bars for means over clients, both gradients vanish where
 
-    y = b̄ − t̄ x,  λ x = t̄ y    ⇒    y* = λ b̄/(λ + t̄²),  x* = t̄ b̄/(λ + t̄²),
+    c̄ y = b̄ − t̄ x,  λ x = t̄ y    ⇒    y* = λ b̄/(λ c̄ + t̄²),  x* = t̄ b̄/(λ c̄ + t̄²),
 
-and eliminating y leaves min_x ½‖t̄ x − b̄‖² + (λ/2)‖x‖² (the paper leaves out the last term). The paper centres
-the b_i, so that b̄ = 0 and the saddle is the origin; variables therefore begin at standard normal values.
+and eliminating y leaves, for c̄ = 1, min_x ½‖t̄ x − b̄‖² + (λ/2)‖x‖² (the paper leaves out the last term). The
+paper centres the b_i, so that b̄ = 0 and the saddle is the origin; variables therefore begin at standard normal
+values.
 
-A client's data is its own (t_i, b_i), one sample; all three splits are the same. Everything is float64.
+As long as all c_i are equal, so are the clients' Hessians in y, and those in x: the means of where local steps
+on y, or on x, lead the clients are where they would lead on the mean loss. A method that alternates between y
+and x, like LFedNest, then ends at the saddle for all its local SGD; a range for the c_i makes it drift.
+
+A client's data is its own (t_i, b_i, c_i), one sample; all three splits are the same. Everything is float64.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -37,6 +44,7 @@ def minimax_saddle(
     regularization: float = 10.0,
     seed: int = 0,
     centred: bool = True,
+    curvature: Sequence[float] = (1.0, 1.0),
 ) -> Problem:
     """The problem above; the metric "distance" is that of (x, y) from the saddle.
 
@@ -48,6 +56,8 @@ def minimax_saddle(
         λ.
     centred
         Subtract the mean from the b_i, as the paper does.
+    curvature
+        Smallest and largest that a c_i may be (drawn uniformly between); the paper's are all 1.
     """
     for name, count in (("clients", clients), ("dimension", dimension)):
         if count < 1:
@@ -58,18 +68,24 @@ def minimax_saddle(
         raise DataError(
             f"regularization is {regularization}; it must be positive, so that f is strongly convex in x"
         )
+    low, high = curvature
+    if not 0 < low <= high < float("inf"):
+        raise DataError(
+            f"curvature is ({low}, {high}); it must be two positive numbers, the smaller one first"
+        )
     generator = Streams(seed).generator("minimax_saddle")
     t = generator.uniform(0, _STEEPEST, clients)
     b = spread * generator.standard_normal((clients, dimension))
     if centred:
         b = b - b.mean(0)
-    shards = ClientShards((torch.from_numpy(t), torch.from_numpy(b)), np.ones(clients, dtype=np.int64))
+    c = generator.uniform(low, high, clients)
+    shards = ClientShards(tuple(map(torch.from_numpy, (t, b, c))), np.ones(clients, dtype=np.int64))
     saddle = torch.stack(_saddle(shards, regularization))
 
     def sample_loss(y: Tensor, x: Tensor, batch: Batch) -> Tensor:
         """f of every sample."""
-        t, b = batch
-        bracket = 0.5 * y.square().sum() - b @ y + t * (y @ x)
+        t, b, c = batch
+        bracket = 0.5 * c * y.square().sum() - b @ y + t * (y @ x)
         return 0.5 * regularization * x.square().sum() - bracket
 
     def distance(y: Tensor, x: Tensor, batch: Batch) -> Tensor:
@@ -98,6 +114,6 @@ def saddle_point(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def _saddle(shards: ClientShards, regularization: float) -> tuple[Tensor, Tensor]:
-    t, b = (tensor.mean(0) for tensor in shards.tensors)
-    y = regularization * b / (regularization + t * t)
+    t, b, c = (tensor.mean(0) for tensor in shards.tensors)
+    y = regularization * b / (regularization * c + t * t)
     return t * y / regularization, y

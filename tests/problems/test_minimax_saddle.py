@@ -31,8 +31,9 @@ def test_the_losses_are_the_formula_of_the_paper_and_each_others_negative() -> N
     g = torch.Generator().manual_seed(0)
     x, y = (torch.randn(3, generator=g, dtype=torch.float64) for _ in range(2))
     for i in range(4):
-        t, b = batch = problem.data.train.of(i)
+        t, b, c = batch = problem.data.train.of(i)
         assert 0 < t.item() < 0.1
+        assert c.item() == 1
         A = t[0] * torch.eye(3, dtype=torch.float64)
         f = -(0.5 * y @ y - b[0] @ y + y @ A @ x) + x @ x
         torch.testing.assert_close(problem.outer_loss(y, x, batch), f)
@@ -40,9 +41,14 @@ def test_the_losses_are_the_formula_of_the_paper_and_each_others_negative() -> N
         torch.testing.assert_close(problem.metrics["outer_loss"](y, x, batch), f.unsqueeze(0))
 
 
+@pytest.mark.parametrize("curvature", [(1.0, 1.0), (0.5, 2.0)])
 @pytest.mark.parametrize("centred", [True, False])
-def test_both_gradients_vanish_at_the_saddle_and_only_there(centred: bool) -> None:
-    problem = minimax_saddle(clients=7, dimension=4, spread=3.0, regularization=0.5, centred=centred)
+def test_both_gradients_vanish_at_the_saddle_and_only_there(
+    centred: bool, curvature: tuple[float, float]
+) -> None:
+    problem = minimax_saddle(
+        clients=7, dimension=4, spread=3.0, regularization=0.5, centred=centred, curvature=curvature
+    )
     d, batch = Derivatives.of(problem), batch_of(problem)
     x, y = saddle_point(problem)
     assert (x.norm() < 1e-12) == (y.norm() < 1e-12) == centred
@@ -80,15 +86,26 @@ def test_the_distance_is_euclidean() -> None:
 
 
 def test_clients_are_as_different_as_asked() -> None:
-    t, b = minimax_saddle(clients=4000, dimension=2, spread=3.0).data.train.tensors
+    t, b, c = minimax_saddle(clients=4000, dimension=2, spread=3.0, curvature=(0.5, 2.0)).data.train.tensors
     assert b.mean(0).abs().max() < 1e-12
     assert b.std(0).tolist() == pytest.approx([3.0] * 2, rel=0.05)
     assert t.mean().item() == pytest.approx(0.05, rel=0.05)
-    assert t.dtype == b.dtype == torch.float64
+    assert 0.5 <= c.min() < 0.51 < 1.99 < c.max() <= 2.0
+    assert t.dtype == b.dtype == c.dtype == torch.float64
+
+
+def test_other_curvatures_change_nothing_else_about_a_client() -> None:
+    paper, other = (minimax_saddle(clients=3, curvature=range_) for range_ in ((1.0, 1.0), (0.5, 2.0)))
+    for first, second in zip(paper.data.train.tensors[:2], other.data.train.tensors[:2], strict=True):
+        assert torch.equal(first, second)
+    x, y = (torch.ones(10, dtype=torch.float64) * value for value in (1.0, 2.0))
+    t, b, c = batch = other.data.train.of(0)
+    bracket = 0.5 * c * 40 - 2 * b.sum() + 20 * t
+    torch.testing.assert_close(other.outer_loss(y, x, batch), (50 - bracket)[0])
 
 
 def test_a_recipe_builds_the_same_problem_again() -> None:
-    first = minimax_saddle(clients=3, seed=4)
+    first = minimax_saddle(clients=3, seed=4, curvature=(0.5, 2.0))
     assert first.recipe is not None
     again = problem_from_recipe(json.loads(json.dumps(first.recipe.as_dict())))
     assert all(
@@ -106,6 +123,7 @@ def test_a_recipe_builds_the_same_problem_again() -> None:
         ({"dimension": 0}, "dimension is 0"),
         ({"spread": -1.0}, r"spread is -1\.0; it must be at least 0"),
         ({"regularization": 0.0}, r"regularization is 0\.0; it must be positive"),
+        ({"curvature": (2.0, 1.0)}, r"curvature is \(2\.0, 1\.0\); it must be two positive numbers"),
     ],
 )
 def test_saddles_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:
