@@ -80,6 +80,30 @@ class Result:
         return Trace(self._directory.trace, nodes=int(self.manifest.get("nodes", self.manifest["clients"])))
 
     @cached_property
+    def iterations(self) -> pd.DataFrame:
+        """Of a method with a server, what its outer iterations cost, from the trace: a row per iteration (or
+        per stretch between two evaluations), with communication rounds, messages and bytes.
+        """
+        rounds, metrics = self.trace.rounds(), self.metrics
+        ends = metrics["step"].to_numpy()[1:]  # rounds made by each evaluation
+        place = ends.searchsorted(rounds["round"].to_numpy(), side="right")
+        summed = [
+            "asked",
+            "answered",
+            "arrived",
+            "used_late",
+            "late",
+            "lost",
+            "messages",
+            "bytes_down",
+            "bytes_up",
+        ]
+        table = rounds[summed].groupby(place).sum()
+        table.insert(0, "rounds", (rounds["answered"] > 0).groupby(place).sum())
+        table.insert(0, "outer_step", metrics["outer_step"].to_numpy()[1:][table.index])
+        return table.reset_index(drop=True)
+
+    @cached_property
     def scenario(self) -> Scenario:
         """The scenario, built again from what the run directory says."""
         from asyncfed.scenario import scenario_from_data
