@@ -9,12 +9,12 @@ there. With bars for means over clients, both gradients vanish where
     c̄ y = b̄ − t̄ x,  λ x = t̄ y    ⇒    y* = λ b̄/(λ c̄ + t̄²),  x* = t̄ b̄/(λ c̄ + t̄²),
 
 and eliminating y leaves, for c̄ = 1, min_x ½‖t̄ x − b̄‖² + (λ/2)‖x‖² (the paper leaves out the last term). The
-paper centres the b_i, so that b̄ = 0 and the saddle is the origin; variables therefore begin at standard normal
-values.
+paper centres the b_i, so that b̄ = 0 and the saddle is the origin; variables therefore begin at standard
+normal values.
 
-As long as all c_i are equal, so are the clients' Hessians in y, and those in x: the means of where local steps
-on y, or on x, lead the clients are where they would lead on the mean loss. A method that alternates between y
-and x, like LFedNest, then ends at the saddle for all its local SGD; a range for the c_i makes it drift.
+As long as all c_i are equal, so are the clients' Hessians in y, and those in x: where local steps on y, or on
+x, lead the clients in the mean is where they would lead on the mean loss. A method that alternates between
+the two, like LFedNest, then ends at the saddle for all its local SGD; a range for the c_i makes it drift.
 
 A client's data is its own (t_i, b_i, c_i), one sample; all three splits are the same. Everything is float64.
 """
