@@ -8,11 +8,15 @@ from the network, the timing and the seed, without a single model value.
     repeating   where fewer answers came than are needed (a quorum, or at least one), those who have not
                 answered are asked again, with links drawn anew, up to `attempts` times
     too late    an answer that comes after the round has closed is dropped, or held for the next round of its
-                kind, where it counts as one more answer unless its client has sent a newer one by then
+                kind that closes after it has come: there it is averaged with the others (it does not count
+                for the quorum), unless one that its client made later is there as well
 
-Without a deadline the server knows when nothing more will come: a lost message holds nobody up. A client
-works on its requests in the order in which they reach it, and on each for its compute time times the number
-of local steps. In lockstep a round (each attempt) takes one unit of time and nothing is late.
+Without a deadline the server knows when nothing more will come: a lost message holds nobody up. Messages on a
+link arrive in the order in which they were sent. A client works on its requests in that order, and on each
+for its compute time times the number of local steps; one that repeats a request whose answer is going to come
+changes nothing. In lockstep a round (each attempt) takes one unit of time and nothing is late.
+
+Clients are numbered from 0, as the problem numbers them: in the order of the nodes, the server left out.
 """
 
 from __future__ import annotations
@@ -63,35 +67,21 @@ class Server:
     attempts: int = 100
 
     def __post_init__(self) -> None:
-        given = self.participation
-        if isinstance(given, (list, tuple)):
-            several = bool(given) and isinstance(given[0], (list, tuple))
-            sets: Any = given if several else [given]
-            tuples = tuple(tuple(int(client) for client in some) for some in sets)
-            if not tuples or not all(tuples):
-                raise ScenarioError("participation names no clients; give at least one in every set")
-            for some in tuples:
-                if len(set(some)) < len(some):
-                    raise ScenarioError(f"participation {list(some)} names a client twice; name each once")
-            object.__setattr__(self, "participation", tuples if several else tuples[0])
-        elif not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given <= 1:
+        object.__setattr__(self, "participation", _participation(self.participation))
+        quorum = self.quorum
+        if quorum is not None and not (
+            quorum >= 1 if _whole(quorum) else _number(quorum) and 0 < quorum <= 1
+        ):
             raise ScenarioError(
-                f"participation is {given!r}; it must be a fraction in (0, 1], a list of clients, or a "
-                "list of such lists"
+                f"quorum is {quorum!r}; it must be a whole number of answers, at least 1, or a fraction in "
+                "(0, 1] of those asked"
             )
-        if self.quorum is not None:
-            whole = isinstance(self.quorum, (int, np.integer)) and not isinstance(self.quorum, bool)
-            if not (self.quorum >= 1 if whole else 0 < self.quorum <= 1):
-                raise ScenarioError(
-                    f"quorum is {self.quorum!r}; it must be a whole number of answers, at least 1, or a "
-                    "fraction in (0, 1] of those asked"
-                )
-        if self.deadline is not None and not 0 < self.deadline < float("inf"):
-            raise ScenarioError(f"deadline is {self.deadline}; it must be finite and above 0, or None")
+        if self.deadline is not None and not (_number(self.deadline) and 0 < self.deadline < float("inf")):
+            raise ScenarioError(f"deadline is {self.deadline!r}; it must be finite and above 0, or None")
         if self.late not in ("drop", "next"):
             raise ScenarioError(f"late is {self.late!r}; it must be 'drop' or 'next'")
-        if self.attempts < 1:
-            raise ScenarioError(f"attempts is {self.attempts}; it must be at least 1")
+        if not _whole(self.attempts) or self.attempts < 1:
+            raise ScenarioError(f"attempts is {self.attempts!r}; it must be a whole number, at least 1")
 
     def check(self, network: Network, lockstep: bool) -> None:
         """Refuse a network without a server, clients it cannot talk with, and what can never be met."""
@@ -116,11 +106,13 @@ class Server:
             )
         _links(network)
 
-    def draw(self, streams: Streams, iteration: int, cohort: int, clients: int) -> IntArray:
-        """Draw number `cohort` of an outer iteration: the clients that are asked, in order."""
+    def draw(self, streams: Streams, iteration: int, cohort: int, clients: int, turn: int) -> IntArray:
+        """Draw number `cohort` of an outer iteration, number `turn` of the run: the clients that are asked,
+        in order.
+        """
         sets = self._sets()
         if sets:
-            return np.array(sorted(sets[(iteration + cohort) % len(sets)]), dtype=np.int64)
+            return np.array(sorted(sets[turn % len(sets)]), dtype=np.int64)
         count = self._count(clients)
         if count == clients:
             return np.arange(clients, dtype=np.int64)
@@ -146,6 +138,34 @@ class Server:
         if not isinstance(given, tuple):
             return ()
         return given if isinstance(given[0], tuple) else (given,)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return _whole(value) or isinstance(value, (float, np.floating))
+
+
+def _participation(given: Any) -> Any:
+    """A fraction as it is, sets of clients as tuples."""
+    if _number(given) and 0 < given <= 1:
+        return given
+    several = isinstance(given, (list, tuple)) and any(isinstance(some, (list, tuple)) for some in given)
+    sets = given if several else [given]
+    if not all(isinstance(some, (list, tuple)) and all(map(_whole, some)) for some in sets):
+        raise ScenarioError(
+            f"participation is {given!r}; it must be a fraction in (0, 1], a list of clients, or a list of "
+            "such lists"
+        )
+    tuples = tuple(tuple(int(client) for client in some) for some in sets)
+    if not all(tuples):
+        raise ScenarioError("participation names no clients; give at least one in every set")
+    for some in tuples:
+        if len(set(some)) < len(some):
+            raise ScenarioError(f"participation {list(some)} names a client twice; name each once")
+    return tuples if several else tuples[0]
 
 
 def clients_of(network: Network) -> IntArray:
@@ -229,7 +249,10 @@ class _Answers:
 
 
 class ServerTimeline:
-    """The rounds of one run, one after another. `compute` is None in lockstep."""
+    """The rounds of one run, one after another.
+
+    `compute` is None in lockstep; a table of it has a row, and `factors` an entry, for each client.
+    """
 
     def __init__(
         self,
@@ -245,8 +268,9 @@ class ServerTimeline:
         self._compute = compute
         self._nodes = clients_of(network)
         self._down, self._up = _links(network)
-        self._factors = factors[self._nodes]
+        self._factors = factors
         self._busy = np.full(network.edges, -np.inf)  # until when each link is
+        self._newest = np.full(network.edges, -np.inf)  # when the last message on each arrives
         self._working = np.full(len(self._nodes), -np.inf)  # until when each client is
         self._late: dict[str, list[_Late]] = {}
         self.now = 0.0
@@ -271,13 +295,15 @@ class ServerTimeline:
             if len(here) >= needed:
                 break
         else:
+            self._late.setdefault(ask.kind, []).extend(self._letters(ask, answers, importance, asked))
+            self.finish()
             raise QuorumError(
                 ask.phase, ask.kind, self.round, len(here), needed, len(ask.clients), self._server.attempts
             )
         return self._close(ask, answers, here, importance)
 
     def finish(self) -> None:
-        """What is still held when the run ends was late, or is in flight for ever."""
+        """What nobody has used when the run ends was late, or is in flight for ever."""
         for kind, letters in self._late.items():
             for letter in letters:
                 status = Status.LATE if letter.arrives <= self.now else Status.IN_FLIGHT
@@ -316,7 +342,7 @@ class ServerTimeline:
             )  # fmt: skip
         edges = self._up[workers]
         goes = up[edges] & ~lost[edges]
-        _, arrives = self._times(edges, up, done, np.full(len(workers), ask.answer_bytes))
+        arrives = self._times(edges, up, lost, done, np.full(len(workers), ask.answer_bytes))
         answers.sent[workers[goes]] = done[goes]
         answers.arrives[workers[goes]] = arrives[goes]
         if not goes.all():
@@ -343,7 +369,7 @@ class ServerTimeline:
     ) -> tuple[BoolArray, FloatArray]:
         """Requests: which arrive, and when."""
         reached = up[edges] & ~lost[edges]
-        _, arrives = self._times(edges, up, at, size)
+        arrives = self._times(edges, up, lost, at, size)
         status = np.where(up[edges], np.where(lost[edges], Status.LOST, Status.DELIVERED), Status.LINK_DOWN)
         if len(edges):
             self._recorder.messages(
@@ -354,16 +380,19 @@ class ServerTimeline:
         return reached, arrives
 
     def _times(
-        self, edges: IntArray, up: BoolArray, at: FloatArray, size: IntArray
-    ) -> tuple[FloatArray, FloatArray]:
-        """When messages handed to `edges` at times `at` have left, and when they arrive; one at a time."""
+        self, edges: IntArray, up: BoolArray, lost: BoolArray, at: FloatArray, size: IntArray
+    ) -> FloatArray:
+        """When messages handed to `edges` at times `at` arrive: a link sends one at a time, and in order."""
         if self._compute is None:
-            return at, at
+            return at
         network = self._network
         leaves = np.maximum(at, self._busy[edges]) + size / network.bandwidth[edges]
         self._busy[edges[up[edges]]] = leaves[up[edges]]
         latency = network.latencies(self._streams, self._attempt, 0, network.edges)
-        return leaves, leaves + latency[edges]
+        arrives: FloatArray = np.maximum(leaves + latency[edges], self._newest[edges])
+        goes = up[edges] & ~lost[edges]
+        self._newest[edges[goes]] = arrives[goes]
+        return arrives
 
     def _durations(self, clients: IntArray) -> FloatArray:
         """What one local step of each takes."""
@@ -371,7 +400,8 @@ class ServerTimeline:
         if compute is None:
             return np.ones(len(clients))
         if isinstance(compute, Table):
-            drawn = np.array([compute.rows[node][step % len(compute.rows[node])] for node in nodes.tolist()])
+            rows = [compute.rows[client] for client in clients.tolist()]
+            drawn = np.array([row[step % len(row)] for row in rows])
         elif isinstance(compute, Constant):
             drawn = np.full(len(clients), compute.value)
         else:
@@ -386,7 +416,7 @@ class ServerTimeline:
             return float(max(self.now, min(coming[enough - 1], last)))
         if self._server.deadline is not None:  # who did not answer may still do so, for all the server knows
             return float(last)
-        return float(max(self.now, coming[-1] if len(coming) else idle_at))
+        return float(coming[-1] if len(coming) and coming[-1] > self.now else idle_at)
 
     # --- closing ---------------------------------------------------------------------------------------
 
@@ -409,14 +439,8 @@ class ServerTimeline:
             client=server, step=self.round, started_at=np.array([self.now]), ended_at=self.now,
             absorbed=len(here) + len(older), phase=ask.phase,
         )  # fmt: skip
-        behind = np.flatnonzero(np.isfinite(answers.arrives) & (answers.arrives > self.now))
-        late = [
-            _Late(
-                self.round, client, float(answers.sent[client]),
-                float(answers.arrives[client]), ask.answer_bytes, ask.phase, float(importance[client]),
-            )
-            for client in behind.tolist()
-        ]  # fmt: skip
+        behind = np.isfinite(answers.arrives) & (answers.arrives > self.now)
+        late = self._letters(ask, answers, importance, behind)
         hold = self._server.late == "next"
         if hold:
             self._late.setdefault(ask.kind, []).extend(late)
@@ -427,12 +451,22 @@ class ServerTimeline:
             self.round,
             here,
             weights,
-            behind if hold else behind[:0],
+            np.flatnonzero(behind & hold),
             tuple((letter.round, letter.client, letter.importance / total) for letter in older),
             tuple((letter.round, letter.client) for letter in forgotten),
         )
         self.round += 1
         return result
+
+    def _letters(self, ask: Ask, answers: _Answers, importance: FloatArray, which: BoolArray) -> list[_Late]:
+        """The answers of a round, where there are any, as letters."""
+        return [
+            _Late(
+                self.round, client, float(answers.sent[client]), float(answers.arrives[client]),
+                ask.answer_bytes, ask.phase, float(importance[client]),
+            )
+            for client in np.flatnonzero(which & np.isfinite(answers.arrives)).tolist()
+        ]  # fmt: skip
 
     def _take_late(self, kind: str, here: IntArray) -> tuple[list[_Late], list[_Late]]:
         """Of the answers held from earlier rounds of this kind: those that count now, and those that a newer

@@ -76,6 +76,7 @@ def serve(
     n = len(sizes["inner"])
     timeline = timing.server_timeline(network, streams, recorder, protocol.server)
     knowledge = Knowledge(n, lengths, itemsize)
+    turns = 0
     last = protocol.outer_steps
     iteration = 0
     while True:
@@ -93,8 +94,12 @@ def serve(
         if protocol.start == "fresh" and iteration:
             backend.reset_inner()
             knowledge.changed("y")
+        cohorts: dict[int, IntArray] = {}
         for round in rounds:
-            asked = protocol.server.draw(streams, iteration, round.cohort, n)
+            if round.cohort not in cohorts:
+                cohorts[round.cohort] = protocol.server.draw(streams, iteration, round.cohort, n, turns)
+                turns += 1
+            asked = cohorts[round.cohort]
             importance = (
                 sizes[round.over][asked].astype(float) if protocol.server.weighted else np.ones(len(asked))
             )
