@@ -15,6 +15,7 @@ Results are written once, already scaled, into their flat rows.
     inner_second_vectors      both of u, of one or several u, at the price of one gradient in common
     outer_gradients           ∇_x F,  ∇_λ F,  F
     outer_gradient            one of the two, and F
+    descend                   a step along ∇_x f, or along ∇_λ F, in place
     whole_outer_gradients     the same over all of a client's samples
 """
 
@@ -22,7 +23,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -38,36 +40,32 @@ from asyncfed.problems.replay import Replay
 
 Kernel = Callable[..., tuple[Params, ...]]
 Scale = float | Tensor
+Level = Literal["inner", "outer"]
 
 _SCALAR = Layout(None, ((),))
 # Evaluation works in pieces: at most this many bytes at a time, counting a sample as 32 times its own size,
 # which leaves room for the activations of the networks here (33 times for the EMNIST network).
 _BUDGET = 64 * 2**20
 _BYTES_PER_INPUT_BYTE = 32
-_SMALL = 2**18  # numbers in x, up to which finding out what to do takes longer than doing it
 _WHOLE_SAMPLES = 2048  # at a time, in derivatives over all data: their activations stay alive
 
 
 class Derivatives:
     """The derivatives of one problem; holds its vmapped kernels and no state."""
 
-    def __init__(
-        self, problem: Problem, layout_inner: Layout, layout_outer: Layout, *, replay: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, layout_inner: Layout, layout_outer: Layout) -> None:
         self.problem = problem
         self.inner = layout_inner
         self.outer = layout_outer
         self._kernels = {name: self._lifted(kernel) for name, kernel in _kernels(problem).items()}
-        self._replayed = Replay(self._flat_gradient) if replay and problem.vectorize else None
+        self._replayed = {level: Replay(partial(self._leaf_gradients, level)) for level in get_args(Level)}
 
     @classmethod
-    def of(cls, problem: Problem, *, replay: bool = False) -> Derivatives:
-        """With the layouts of the problem's own initial values; `replay` is for many calls of equal shapes
-        (see `Replay`).
-        """
+    def of(cls, problem: Problem) -> Derivatives:
+        """With the layouts of the problem's own initial values."""
         inner = problem.init_inner(torch.Generator().manual_seed(0))
         outer = problem.init_outer(torch.Generator().manual_seed(0))
-        return cls(problem, Layout.of(inner), Layout.of(outer), replay=replay)
+        return cls(problem, Layout.of(inner), Layout.of(outer))
 
     def staged(self) -> Derivatives | None:
         """Of the second stage of the inner loss, a function of x and of encoded batches alone; None where the
@@ -85,7 +83,7 @@ class Derivatives:
             metrics={},
             joint_metrics=None,
         )
-        return Derivatives(second, self.inner, Layout.of({}), replay=self._replayed is not None)
+        return Derivatives(second, self.inner, Layout.of({}))
 
     def inner_gradient(
         self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None = None, out: Tensor | None = None
@@ -93,11 +91,6 @@ class Derivatives:
         """Gradient in x (k, d), times `scale` (number or (k, 1)), in `out` where given; and the loss (k,)."""
         gradient = torch.empty_like(x) if out is None else out
         loss = x.new_empty(len(x), 1)
-        if self._replayed is not None and len(x) > 1 and x.numel() <= _SMALL:
-            with torch.no_grad():
-                found, losses = self._replayed(x, lam, *batch)
-            _write_one(found, gradient, scale)
-            return gradient, losses
         if self.problem.vectorize and len(x) > 1:
             outputs = ((self.inner, gradient, scale), (_SCALAR, loss, None))
             self._run("inner_gradient", (x, lam, batch), outputs)
@@ -107,10 +100,38 @@ class Derivatives:
                 loss[i, 0] = self._own_gradient(x[i], lam[i], _row(batch, i), own_scale, gradient[i])
         return gradient, loss[:, 0]
 
-    def _flat_gradient(self, x: Tensor, lam: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        gradient, loss = self._kernels["inner_gradient"](self.inner.views(x), self.outer.views(lam), batch)
+    @torch.no_grad()
+    def descend(self, level: Level, x: Tensor, lam: Tensor, batch: Batch, rate: Scale) -> Tensor:
+        """A gradient step in place: of the inner loss in x ("inner"), or of the outer loss in lam ("outer").
+        Returns the losses before it (k,). For many steps of equal shapes: see `Replay`.
+        """
+        layout, variable = (self.inner, x) if level == "inner" else (self.outer, lam)
+        if not self.problem.vectorize or len(x) == 1:
+            if level == "inner":
+                step, loss = self.inner_gradient(x, lam, batch, -rate)
+            else:
+                step, loss = self.outer_gradient(x, lam, batch, "outer", -rate)
+            variable.add_(step)
+            return loss
+        leaves = (*self.inner.leaves(self.inner.views(x)), *self.outer.leaves(self.outer.views(lam)))
+        *found, loss = self._replayed[level](*leaves, *batch)
+        for gradient, view in zip(found, layout.leaves(layout.views(variable)), strict=True):
+            if isinstance(rate, Tensor):
+                view.addcmul_(gradient, rate.view(-1, *(1,) * (view.ndim - 1)), value=-1.0)
+            else:
+                view.add_(gradient, alpha=-rate)
+        return loss
+
+    def _leaf_gradients(self, level: Level, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Gradients leaf by leaf, and the losses, from variables leaf by leaf and a batch."""
+        inner, outer = len(self.inner.sizes), len(self.outer.sizes)
+        x, lam = self.inner.of_leaves(tensors[:inner]), self.outer.of_leaves(tensors[inner : inner + outer])
+        kernel, layout = (
+            ("inner_gradient", self.inner) if level == "inner" else ("outer_gradient_outer", self.outer)
+        )
+        gradient, loss = self._kernels[kernel](x, lam, tensors[inner + outer :])
         assert isinstance(loss, Tensor)
-        return torch.cat([leaf.flatten(1) for leaf in self.inner.leaves(gradient)], 1), loss
+        return (*layout.leaves(gradient), loss)
 
     def _own_gradient(self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None, out: Tensor) -> Tensor:
         """One client's, by plain autograd: for a single client faster than torch.func, which besides loads
@@ -288,7 +309,7 @@ class Derivatives:
         x: Tensor,
         lam: Tensor,
         batch: Batch,
-        by: Literal["inner", "outer"],
+        by: Level,
         scale: Scale | None = None,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ and turns the one into the other: towards names always as views, so that writing
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -72,9 +73,11 @@ class Layout:
     def leaves_one(self, flat: Tensor) -> tuple[Params, list[Tensor]]:
         """One row (d,) as parameters that autograd follows, and the tensors among them."""
         leaves = [leaf.detach().requires_grad_() for leaf in self.leaves(self.views_one(flat))]
-        if self.names is None:
-            return leaves[0], leaves
-        return dict(zip(self.names, leaves, strict=True)), leaves
+        return self.of_leaves(leaves), leaves
+
+    def of_leaves(self, leaves: Sequence[Tensor]) -> Params:
+        """The parameters whose tensors, in the order of this layout, are these."""
+        return leaves[0] if self.names is None else dict(zip(self.names, leaves, strict=True))
 
     def leaves(self, params: Params) -> list[Tensor]:
         """The tensors of `params` in the order of this layout."""
@@ -85,4 +88,4 @@ class Layout:
     def _views(self, flat: Tensor, leading: tuple[int, ...]) -> Params:
         pieces = torch.split(flat, list(self.sizes), dim=-1) if self.sizes else ()
         views = [piece.view((*leading, *shape)) for piece, shape in zip(pieces, self.shapes, strict=True)]
-        return views[0] if self.names is None else dict(zip(self.names, views, strict=True))
+        return self.of_leaves(views)

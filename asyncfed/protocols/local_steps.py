@@ -135,15 +135,12 @@ class LocalSteps:
         at = None if len(places) == len(v) else torch.from_numpy(places).to(v.device)
         own, alpha = (v, rate) if at is None else (v.index_select(0, at), rate.index_select(0, at))
         anchors = None if direction is None else _anchors(samples, start, direction, batches, alpha, length)
-        change = torch.empty_like(own)
         own_losses = own.new_zeros(len(own))
-        scale = -float(alpha[0]) if bool((alpha == alpha[0]).all()) else -alpha
+        step = float(alpha[0]) if bool((alpha == alpha[0]).all()) else alpha
         for j in range(length):
-            _, loss = samples.gradient(own, tuple(tensor[j] for tensor in batches), scale, change)
-            own.add_(change)
+            own_losses.add_(samples.descend(own, tuple(tensor[j] for tensor in batches), step))
             if anchors is not None:
                 own.add_(anchors[min(j, len(anchors) - 1)])
-            own_losses.add_(loss)
         if at is None:
             losses.add_(own_losses)
         else:

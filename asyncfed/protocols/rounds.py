@@ -177,18 +177,19 @@ class Samples:
         rows = torch.from_numpy(self.rows[places]).to(device)
         return self.shards.gather(rows, torch.from_numpy(np.ascontiguousarray(index)).to(device))
 
-    def gradient(
-        self,
-        v: Tensor,
-        batch: tuple[Tensor, ...],
-        scale: float | Tensor | None = None,
-        out: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def gradient(self, v: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Of each row of v with its batch: for g in y, for f in x; and the losses."""
         if self.level == "inner":
-            return self.derivatives.inner_gradient(v, self.lam.expand(len(v), -1), batch, scale, out)
+            return self.derivatives.inner_gradient(v, self.lam.expand(len(v), -1), batch)
         assert self.y is not None
-        return self.derivatives.outer_gradient(self.y.expand(len(v), -1), v, batch, "outer", scale, out)
+        return self.derivatives.outer_gradient(self.y.expand(len(v), -1), v, batch, "outer")
+
+    def descend(self, v: Tensor, batch: tuple[Tensor, ...], rate: float | Tensor) -> Tensor:
+        """A step of each row of v along its gradient, in place; returns the losses before it."""
+        if self.level == "inner":
+            return self.derivatives.descend("inner", v, self.lam.expand(len(v), -1), batch, rate)
+        assert self.y is not None
+        return self.derivatives.descend("outer", self.y.expand(len(v), -1), v, batch, rate)
 
     def chosen(self, batch: int | None, what: str) -> Iterator[tuple[IntArray, IntArray, float]]:
         """(places, index, share): a minibatch of each client, drawn without replacement, or all it has in

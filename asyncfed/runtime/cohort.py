@@ -72,7 +72,7 @@ class Cohort:
         self._first = int(clients[0])
         self._clients = clients
         self._data = problem.data.to(dtype, device)
-        self._derivatives = Derivatives.of(problem, replay=True)
+        self._derivatives = Derivatives.of(problem)
         self._staged = self._derivatives.staged()
         self._outer = self._data.validation if problem.outer_split == "validation" else self._data.train
         self._streams = Streams(seed)
