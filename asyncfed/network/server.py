@@ -21,6 +21,7 @@ Clients are numbered from 0, as the problem numbers them: in the order of the no
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -210,6 +211,7 @@ class Ask:
     answer_bytes: int
     work: FloatArray  # local steps of each
     importance: FloatArray  # what the answer of each counts, before they are made to add up to 1
+    series: str = ""  # late answers go to the next round of this name, by default that of the kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,6 +239,7 @@ class _Late:
     arrives: float
     bytes: int
     phase: str
+    kind: str
     importance: float
 
 
@@ -295,7 +298,7 @@ class ServerTimeline:
             if len(here) >= needed:
                 break
         else:
-            self._late.setdefault(ask.kind, []).extend(self._letters(ask, answers, importance, asked))
+            self._late.setdefault("", []).extend(self._letters(ask, answers, importance, asked))
             self.finish()
             raise QuorumError(
                 ask.phase, ask.kind, self.round, len(here), needed, len(ask.clients), self._server.attempts
@@ -304,10 +307,9 @@ class ServerTimeline:
 
     def finish(self) -> None:
         """What nobody has used when the run ends was late, or is in flight for ever."""
-        for kind, letters in self._late.items():
-            for letter in letters:
-                status = Status.LATE if letter.arrives <= self.now else Status.IN_FLIGHT
-                self._record_late(letter, kind, status, -1, np.nan)
+        for letter in itertools.chain(*self._late.values()):
+            status = Status.LATE if letter.arrives <= self.now else Status.IN_FLIGHT
+            self._record_late(letter, status, -1, np.nan)
         self._late = {}
 
     # --- one attempt -----------------------------------------------------------------------------------
@@ -421,7 +423,7 @@ class ServerTimeline:
     # --- closing ---------------------------------------------------------------------------------------
 
     def _close(self, ask: Ask, answers: _Answers, here: IntArray, importance: FloatArray) -> Exchange:
-        older, forgotten = self._take_late(ask.kind, here)
+        older, forgotten = self._take_late(ask.series or ask.kind, here)
         total = importance[here].sum() + sum(letter.importance for letter in older)
         weights = importance[here] / total
         nodes, server = self._nodes, self._network.server
@@ -432,9 +434,9 @@ class ServerTimeline:
         )  # fmt: skip
         for letter in older:
             share = letter.importance / total
-            self._record_late(letter, ask.kind, Status.DELIVERED, self.round, share)
+            self._record_late(letter, Status.DELIVERED, self.round, share)
         for letter in forgotten:
-            self._record_late(letter, ask.kind, Status.LATE, -1, np.nan)
+            self._record_late(letter, Status.LATE, -1, np.nan)
         self._recorder.steps(
             client=server, step=self.round, started_at=np.array([self.now]), ended_at=self.now,
             absorbed=len(here) + len(older), phase=ask.phase,
@@ -443,10 +445,10 @@ class ServerTimeline:
         late = self._letters(ask, answers, importance, behind)
         hold = self._server.late == "next"
         if hold:
-            self._late.setdefault(ask.kind, []).extend(late)
+            self._late.setdefault(ask.series or ask.kind, []).extend(late)
         else:
             for letter in late:
-                self._record_late(letter, ask.kind, Status.LATE, -1, np.nan)
+                self._record_late(letter, Status.LATE, -1, np.nan)
         result = Exchange(
             self.round,
             here,
@@ -463,19 +465,19 @@ class ServerTimeline:
         return [
             _Late(
                 self.round, client, float(answers.sent[client]), float(answers.arrives[client]),
-                ask.answer_bytes, ask.phase, float(importance[client]),
+                ask.answer_bytes, ask.phase, ask.kind, float(importance[client]),
             )
             for client in np.flatnonzero(which & np.isfinite(answers.arrives)).tolist()
         ]  # fmt: skip
 
-    def _take_late(self, kind: str, here: IntArray) -> tuple[list[_Late], list[_Late]]:
-        """Of the answers held from earlier rounds of this kind: those that count now, and those that a newer
+    def _take_late(self, series: str, here: IntArray) -> tuple[list[_Late], list[_Late]]:
+        """Of the answers held from earlier rounds of a series: those that count now, and those that a newer
         one of the same client has made worthless.
         """
-        held = self._late.pop(kind, [])
+        held = self._late.pop(series, [])
         waiting = [letter for letter in held if letter.arrives > self.now]
         if waiting:
-            self._late[kind] = waiting
+            self._late[series] = waiting
         newest: dict[int, _Late] = {}
         worthless: list[_Late] = []
         fresh = set(here.tolist())
@@ -490,9 +492,9 @@ class ServerTimeline:
             newest[letter.client] = letter
         return list(newest.values()), worthless
 
-    def _record_late(self, letter: _Late, kind: str, status: Status, absorbed: int, share: float) -> None:
+    def _record_late(self, letter: _Late, status: Status, absorbed: int, share: float) -> None:
         self._recorder.messages(
             sender=np.array([self._nodes[letter.client]]), receiver=self._network.server, status=int(status),
             step=letter.round, sent_at=letter.sent, arrived_at=letter.arrives, absorbed_step=absorbed,
-            weight=share, bytes=letter.bytes, phase=letter.phase, kind=kind,
+            weight=share, bytes=letter.bytes, phase=letter.phase, kind=letter.kind,
         )  # fmt: skip

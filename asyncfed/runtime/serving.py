@@ -112,6 +112,7 @@ def serve(
                     sum(knowledge.size(name) for name in round.answers),
                     round.work(sizes["inner"][asked], asked),
                     importance,
+                    series=f"{type(round).__name__} {round.kind}",  # not all that is called p may be mixed
                 )
             )
             knowledge.answered(round, exchange.clients)
