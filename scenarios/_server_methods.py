@@ -1,0 +1,190 @@
+"""What the studies of FedNest (004) and AggITD (000) share: where a run got to and what that cost, and
+pictures of it.
+
+Rounds and bytes are those of the metrics, `step` and `bytes`, which are the trace's own counts. A *course* is
+a metric over the evaluations of a run, one per outer iteration.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed import Result, Scenario
+from asyncfed.problems import Problem
+from asyncfed.protocols import (
+    AggITD,
+    FedNest,
+    FedNestSGD,
+    LFedNest,
+    LFedNestNonAlt,
+    LFedNestSVRG,
+    Neumann,
+)
+from asyncfed.protocols.fednest import Sampling
+from asyncfed.protocols.rounds import ServerProtocol
+
+FloatArray = npt.NDArray[np.float64]
+Finding = tuple[str, bool | None]
+PARTITIONS = {"iid": "iid", "non-iid": "shards:2"}
+"""As the papers say it, and as `asyncfed.problems` does: two shards of one label each."""
+
+_NOISE = 20  # evaluations at the end whose ups and downs are looked at
+
+
+def remembered(make: Callable[..., Problem]) -> Callable[..., Problem]:
+    """The last two problems made, kept: parts that share one stand next to each other in a study."""
+    return functools.lru_cache(maxsize=2)(make)
+
+
+def parts_of(make: Callable[..., Scenario], names: Sequence[str]) -> dict[str, Callable[[], Scenario]]:
+    """Name → a function that calls `make` with the steps of the name, when its turn comes."""
+    return {name: functools.partial(make, *name.split("/")) for name in names}
+
+
+def method(
+    name: str,
+    *,
+    neumann: Neumann,
+    inner_rounds: int = 1,
+    sampling: Sampling = "parts",
+    **common: Any,
+) -> ServerProtocol:
+    """A method by the papers' name for it; `common` is what all of them take.
+
+    AggITD takes the step of the series for its λ. Clients are drawn once for the inner and once for the outer
+    part of an iteration; by AggITD and LFedNest-NonAlt, which have no such parts, once.
+    """
+    common |= {"inner_rounds": inner_rounds}
+    if name.startswith("FBO-AggITD"):
+        return AggITD(scale=neumann.scale, solver="sgd" if name.endswith("SGD") else "svrg", **common)
+    kinds: dict[str, Callable[..., ServerProtocol]] = {
+        "FedNest": functools.partial(FedNest, sampling=sampling),
+        "FedNest-SGD": functools.partial(FedNestSGD, sampling=sampling),
+        "LFedNest": LFedNest,
+        "LFedNest-SVRG": LFedNestSVRG,
+        "LFedNest-NonAlt": LFedNestNonAlt,
+    }
+    return kinds[name](neumann=neumann, **common)
+
+
+def course(result: Result, metric: str = "accuracy") -> FloatArray:
+    return result.metrics[metric].to_numpy(dtype=float)
+
+
+def rounds_to(result: Result, goal: float, metric: str = "accuracy") -> int | None:
+    """Communication rounds until the first evaluation that reaches `goal`."""
+    reached = np.flatnonzero(course(result, metric) >= goal)
+    return int(result.metrics["step"].iloc[reached[0]]) if len(reached) else None
+
+
+def ending(result: Result, metric: str = "accuracy", last: int = 1) -> float:
+    """The mean of the last evaluations."""
+    return float(course(result, metric)[-last:].mean())
+
+
+def noise(result: Result, metric: str = "accuracy") -> float:
+    """How much the metric jumps: the deviation of its changes between the last evaluations."""
+    return float(np.diff(course(result, metric)[-_NOISE - 1 :]).std())
+
+
+def mean_of(result: Result, column: str) -> float:
+    """Of a column that not all methods have; NaN without it."""
+    return float(result.metrics[column].mean()) if column in result.metrics else float("nan")
+
+
+def iterations(result: Result) -> int:
+    return int(result.metrics["outer_step"].iloc[-1])
+
+
+def rounds_per_iteration(result: Result) -> float:
+    return float(result.metrics["step"].iloc[-1] / max(1, iterations(result)))
+
+
+def differences(a: Result, b: Result, metric: str = "accuracy", until: int | None = None) -> FloatArray:
+    """a − b at the outer iterations that both have, up to number `until`."""
+    both = a.metrics.merge(b.metrics, on="outer_step", suffixes=("_a", "_b"))
+    both = both[both["outer_step"] > 0]
+    if until is not None:
+        both = both[both["outer_step"] <= until]
+    return (both[f"{metric}_a"] - both[f"{metric}_b"]).to_numpy(dtype=float)
+
+
+def average(values: Sequence[float | None]) -> float | None:
+    """None where one of them is."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known and len(known) == len(values) else None
+
+
+def text(value: float | None, form: str = ".0f") -> str:
+    """A number, or a dash where there is none."""
+    return "–" if value is None or np.isnan(value) else format(value, form)
+
+
+def percent(value: float | None) -> str:
+    return text(None if value is None else 100 * value, ".2f")
+
+
+def with_spread(values: Sequence[float], form: str = ".0f") -> str:
+    """The mean, and the smallest and largest of several."""
+    if len(values) < 2:
+        return text(average(values), form)
+    return f"{format(float(np.mean(values)), form)} ({format(min(values), form)}–{format(max(values), form)})"
+
+
+def compared(words: str, pairs: Mapping[str, tuple[float, float]], form: str = ".2f") -> list[Finding]:
+    """Whether the first of each pair is at least the second, with both: `words` speaks of {0} and {1}."""
+    return [
+        (f"{where}: {words.format(format(a, form), format(b, form))}", a >= b)
+        for where, (a, b) in pairs.items()
+    ]
+
+
+def draw_costs(
+    path: Path,
+    title: str,
+    groups: Mapping[str, Mapping[str, Result]],
+    *,
+    metric: str = "accuracy",
+    ylabel: str = "test accuracy, %",
+    scale: float = 100.0,
+    low: float | None = None,
+    logy: bool = False,
+) -> Path:
+    """A metric against communication rounds and against bytes: a row of two panels for every group of runs.
+
+    `low` is where the vertical axis begins.
+    """
+    from asyncfed.report import add_curves
+    from asyncfed.report.style import byte_unit, new_figure, save
+
+    figure = new_figure(title, 11.0, 0.4 + 3.2 * len(groups))
+    grid = figure.subplots(len(groups), 2, squeeze=False, sharey=True)
+    for panels, (group, runs) in zip(grid, groups.items(), strict=True):
+        size, unit = byte_unit(max(float(run.metrics["bytes"].max()) for run in runs.values()))
+        for axes, column, divisor, label in (
+            (panels[0], "step", 1.0, "communication rounds"),
+            (panels[1], "bytes", size, f"sent ({unit})"),
+        ):
+            series: dict[str, Any] = {
+                name: (run.metrics[column] / divisor, scale * course(run, metric))
+                for name, run in runs.items()
+            }
+            left = column == "step"
+            add_curves(
+                axes,
+                series,
+                xlabel=label,
+                ylabel=ylabel if left else "",
+                title=group if left else "",
+                logy=logy,
+                legend=not left,
+            )
+            if low is not None:
+                axes.set_ylim(bottom=low)
+    return save(figure, path)
