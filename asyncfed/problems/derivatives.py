@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,11 @@ class Derivatives:
         self.inner = layout_inner
         self.outer = layout_outer
         self._kernels = {name: self._lifted(kernel) for name, kernel in _kernels(problem).items()}
-        self._replayed = {level: Replay(partial(self._leaf_gradients, level)) for level in get_args(Level)}
+        self._replayed = {
+            "inner": Replay(partial(self._leaf_gradients, "inner")),
+            "outer": Replay(partial(self._leaf_gradients, "outer")),
+            "hessian": Replay(self._leaf_hessian_vector),
+        }
 
     @classmethod
     def of(cls, problem: Problem) -> Derivatives:
@@ -122,6 +126,14 @@ class Derivatives:
                 view.add_(gradient, alpha=-rate)
         return loss
 
+    def _leaf_hessian_vector(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """∂_x (∇_x f · u), leaf by leaf, from x, u and lam leaf by leaf and a batch."""
+        inner, outer = len(self.inner.sizes), len(self.outer.sizes)
+        x, u = (self.inner.of_leaves(tensors[at : at + inner]) for at in (0, inner))
+        lam = self.outer.of_leaves(tensors[2 * inner : 2 * inner + outer])
+        (found,) = self._kernels["inner_hessian_vectors"](x, lam, tensors[2 * inner + outer :], (u,))
+        return tuple(self.inner.leaves(found))
+
     def _leaf_gradients(self, level: Level, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Gradients leaf by leaf, and the losses, from variables leaf by leaf and a batch."""
         inner, outer = len(self.inner.sizes), len(self.outer.sizes)
@@ -160,7 +172,15 @@ class Derivatives:
         out: Tensor | None = None,
     ) -> Tensor:
         """Hessian of the inner loss in x, times u (k, d), times `scale`, in `out` where given."""
-        (result,) = self._second(x, lam, batch, (u,), (scale,), (out,), crossed=False)
+        if not self.problem.vectorize or len(x) == 1:
+            (result,) = self._second(x, lam, batch, (u,), (scale,), (out,), crossed=False)
+            return result
+        result = torch.empty_like(x) if out is None else out
+        leaves = (part for variable in (x, u) for part in self.inner.leaves(self.inner.views(variable)))
+        with torch.no_grad():
+            found = self._replayed["hessian"](*leaves, *self.outer.leaves(self.outer.views(lam)), *batch)
+        for tensor, view in zip(found, self.inner.leaves(self.inner.views(result)), strict=True):
+            _write_one(tensor, view, scale)
         return result
 
     def inner_hessian_vectors(

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _WORTH_IT = 24  # calls of the same shapes, after which recording (a tenth of a second) pays
+_MOST = 1000  # operations; a longer list (an unrolled LSTM) takes long to record and gains little
 
 Function = Callable[..., tuple[Tensor, ...]]
 
@@ -32,8 +34,23 @@ class Replay:
         if recorded is not None:
             return recorded(*tensors)
         calls = self._calls[key] = self._calls.get(key, 0) + 1
-        if calls > _WORTH_IT:
+        if calls != _WORTH_IT:
+            return self._function(*tensors)
+        count = _Count()  # type: ignore[no-untyped-call]
+        with count:
+            result = self._function(*tensors)
+        if count.operations <= _MOST:
             from torch.fx.experimental.proxy_tensor import make_fx
 
             self._recorded[key] = make_fx(self._function)(*tensors)
-        return self._function(*tensors)
+        return result
+
+
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return function(*args, **(kwargs or {}))
