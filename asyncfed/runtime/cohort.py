@@ -223,6 +223,6 @@ class Board:
         return changed
 
     def final(self) -> Tensors:
-        """As a result shows it: one row."""
+        """As a result shows it: one row, of its own memory (p may be the same tensor as the sum)."""
         names = {"y": "inner", "x": "outer"}
-        return {names.get(name, name): value[None] for name, value in self.values.items()}
+        return {names.get(name, name): value[None].clone() for name, value in self.values.items()}

@@ -136,9 +136,8 @@ def serve(
 def _evaluation(
     backend: ServedBackend, now: float, rounds: int, iteration: int, n: int, *, final: bool
 ) -> Evaluation:
-    parts = backend.measure()
     reports: dict[str, list[npt.NDArray[np.float64]]] = {}
-    for report in backend.reports():
+    for report in backend.reports():  # first, for what went wrong in a round is told by whose it was
         for name, values in report.items():
             reports.setdefault(name, []).append(values)
     return Evaluation(
@@ -146,7 +145,7 @@ def _evaluation(
         time=now,
         steps=np.full(n, rounds),
         reports={name: np.concatenate(values) for name, values in reports.items()},
-        **gathered(parts),
+        **gathered(backend.measure()),
         consensus=None,
         final=final,
         outer_step=iteration,
