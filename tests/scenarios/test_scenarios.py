@@ -14,6 +14,7 @@ from asyncfed.scenario import check, scenario_from_data, scenario_to_data
 SMALL = {
     "stragglers": ["horizon=20"],
     "pdbo_digits": ["clients=6", "steps=3", "outer_steps=1", "protocol.hypergradient.rounds=2"],
+    "fedavg": ["clients=6", "rounds=3", "epochs=1", "participation=0.5"],
     "large": ["clients=300", "steps=3"],
     "sgp_mnist": ["clients=10", "steps=2"],
 }
