@@ -18,6 +18,7 @@ import numpy.typing as npt
 import ray
 import torch
 
+from asyncfed.errors import ActorLostError
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.rounds import Round, Tensors
 from asyncfed.runtime.backend import Placement
@@ -74,6 +75,9 @@ class _Server:
         _prepare(threads)
         given = {name: torch.tensor(value) for name, value in initial.items()}
         self._board = Board(problem, seed=seed, dtype=dtype, initial=given)
+
+    def alive(self) -> bool:
+        return True
 
     def begin(self) -> Arrays:
         return _arrays(self._board.values)
@@ -172,7 +176,7 @@ class RayServed:
         names, pieces = self._pieces(("x", "y"))
         references = [actor.measure.remote(names, *pieces) for actor in self._actors]
         return [
-            received(named(*place), reference)
+            self._received(named(*place), reference)
             for place, reference in zip(self._ranges, references, strict=True)
         ]
 
@@ -195,7 +199,14 @@ class RayServed:
 
     def _collect(self) -> None:
         whose, reference = self._outstanding.popleft()
-        self._reports.append(received(whose, reference))
+        self._reports.append(self._received(whose, reference))
+
+    def _received(self, whose: str, reference: Any) -> Any:
+        try:
+            return received(whose, reference)
+        except ActorLostError:  # or was it the server, from whom they had nothing to work on?
+            received("the server", self._server.alive.remote())
+            raise
 
 
 def _arrays(tensors: Tensors) -> Arrays:
