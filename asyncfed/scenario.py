@@ -160,6 +160,7 @@ def check(scenario: Scenario) -> Network:
             f"the topology has {network.n} nodes, but the problem has {scenario.problem.clients} clients; "
             "make them equal"
         )
+    scenario.timing.pace(network.n)  # refuses what does not fit the clients
     phases = scenario.protocol.phases()
     _check_phases(scenario, phases)
     for phase in _different(phases):
@@ -190,6 +191,7 @@ def _check_server(scenario: Scenario, network: Network) -> None:
             "make them equal"
         )
     protocol.server.check(network, isinstance(scenario.timing, Lockstep))
+    scenario.timing.pace(clients)
     for name in ("inner", "outer", "local"):
         steps = getattr(protocol, name, None)
         if isinstance(steps, LocalSteps):

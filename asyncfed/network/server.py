@@ -254,7 +254,7 @@ class _Answers:
 class ServerTimeline:
     """The rounds of one run, one after another.
 
-    `compute` is None in lockstep; a table of it has a row, and `factors` an entry, for each node.
+    `compute` is None in lockstep; a table of it has a row, and `factors` an entry, for each client.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class ServerTimeline:
         self._compute = compute
         self._nodes = clients_of(network)
         self._down, self._up = _links(network)
-        self._factors = factors[self._nodes]
+        self._factors = factors
         self._busy = np.full(network.edges, -np.inf)  # until when each link is
         self._newest = np.full(network.edges, -np.inf)  # when the last message on each arrives
         self._working = np.full(len(self._nodes), -np.inf)  # until when each client is
@@ -402,7 +402,7 @@ class ServerTimeline:
         if compute is None:
             return np.ones(len(clients))
         if isinstance(compute, Table):
-            rows = [compute.rows[node] for node in nodes.tolist()]
+            rows = [compute.rows[client] for client in clients.tolist()]
             drawn = np.array([row[step % len(row)] for row in rows])
         elif isinstance(compute, Constant):
             drawn = np.full(len(clients), compute.value)

@@ -58,7 +58,8 @@ class Lockstep:
     def server_timeline(
         self, network: Network, streams: Streams, recorder: Recorder, server: Server
     ) -> ServerTimeline:
-        return ServerTimeline(network, streams, recorder, server, compute=None, factors=np.ones(network.n))
+        factors = np.ones(network.n - 1)
+        return ServerTimeline(network, streams, recorder, server, compute=None, factors=factors)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class VirtualTime:
 
     def network(self, graph: nx.Graph) -> Network:
         network = compile_network(graph, latency=self.latency, bandwidth=self.bandwidth, loss=self.loss)
-        self.pace(network.n)  # refuses what does not fit the clients
+        if network.server is None:  # with a server it depends on the method whether that is a client too
+            self.pace(network.n)  # refuses what does not fit the clients
         return network
 
     def snapshot_interval(self, steps: int) -> float:
@@ -159,9 +161,8 @@ class VirtualTime:
         self, network: Network, streams: Streams, recorder: Recorder, server: Server
     ) -> ServerTimeline:
         assert not isinstance(self.compute, (str, float, int))
-        return ServerTimeline(
-            network, streams, recorder, server, compute=self.compute, factors=self._factor_array(network.n)
-        )
+        factors = self._factor_array(network.n - 1)
+        return ServerTimeline(network, streams, recorder, server, compute=self.compute, factors=factors)
 
     def _factor_array(self, n: int) -> FloatArray:
         if not isinstance(self.factors, Mapping) and len(self.factors) != n:

@@ -61,7 +61,7 @@ class LFedNest:
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         cohort = 0 if self.sampling == "iteration" else 1
-        outer = LocalOuterSteps(self.outer, self._series, iteration, cohort)
+        outer = LocalOuterSteps(self.outer, self._series, iteration, cohort=cohort)
         return (*self._inner(iteration) * self.inner_rounds, outer)
 
     def _inner(self, iteration: int) -> tuple[Round, ...]:

@@ -153,7 +153,7 @@ class SlowServer:
             return 1.0
         client, node = job.client, self.nodes[job.client]
         if isinstance(self.compute, Table):
-            row = self.compute.rows[node]
+            row = self.compute.rows[client]
             drawn = row[job.attempt % len(row)]
         else:
             drawn = float(

@@ -91,7 +91,7 @@ def settings_of(draw: st.DrawFn, late: str | None = None) -> Setting:
         graph.add_edge(a, b, **marks)
     timing: Lockstep | VirtualTime = Lockstep(loss=draw(st.sampled_from([0.0, 0.2])))
     if draw(st.integers(0, 3)):
-        table = Table(tuple((1.0, 0.5 + node, 2.0) for node in range(clients + 1)))
+        table = Table(tuple((1.0, 0.5 + client, 2.0) for client in range(clients)))
         timing = VirtualTime(
             compute=draw(st.sampled_from([1.0, "exponential(1.0)", "uniform(0.5, 2.0)", table])),  # type: ignore[arg-type]
             factors={0: 3.0} if draw(st.booleans()) else {},
@@ -151,8 +151,8 @@ def test_every_row_and_every_average_is_that_of_a_slow_event_loop(setting: Setti
     clients, timing = network.n - 1, setting.timing
     compute = timing.compute if isinstance(timing, VirtualTime) else None
     factors = [1.0] * clients
-    if isinstance(timing, VirtualTime) and timing.factors and network.server:
-        factors[0] = 3.0  # factors are by node, and node 0 is client 0 unless it is the server
+    if isinstance(timing, VirtualTime) and timing.factors:
+        factors[0] = 3.0
     slow = SlowServer(network, setting.seed, setting.server, compute, factors)
     played = play(setting)
     for place, ask in enumerate(setting.asks):
@@ -280,7 +280,7 @@ def test_by_hand_a_straggler_behind_a_quorum() -> None:
     """Client 1 takes 5 where the others take 1. Of three, two close a round: client 1's first answer comes
     at 5, in the round that closes then; asked all along, it works on its requests one after the other.
     """
-    timing, server = VirtualTime(compute=1.0, factors={2: 5.0}), Server(quorum=2, late="next")
+    timing, server = VirtualTime(compute=1.0, factors={1: 5.0}), Server(quorum=2, late="next")
     timeline, recorded = timeline_of(star(3), timing, server)
     exchanges = [timeline.exchange(ask_of([0, 1, 2])) for _ in range(6)]
     timeline.finish()
@@ -298,7 +298,7 @@ def test_by_hand_a_straggler_behind_a_quorum() -> None:
 
 def test_by_hand_a_deadline_drops_or_holds() -> None:
     """With 3 to wait, client 1 (5 per answer) misses every round; its answers come at 5, 10, …"""
-    timing = VirtualTime(compute=1.0, factors=(1.0, 1.0, 5.0))
+    timing = VirtualTime(compute=1.0, factors=(1.0, 5.0))
     for late, used in (("drop", []), ("next", [(1, 0), (3, 1), (4, 2)])):
         timeline, recorded = timeline_of(star(2), timing, Server(deadline=3.0, late=late))  # type: ignore[arg-type]
         exchanges = [timeline.exchange(ask_of([0, 1])) for _ in range(5)]
@@ -312,7 +312,7 @@ def test_by_hand_a_deadline_drops_or_holds() -> None:
 
 def test_a_newer_answer_makes_a_held_one_worthless() -> None:
     """Client 1 is asked in rounds 0 and 2 and answers both by the time round 2 closes."""
-    timing, server = VirtualTime(compute=1.0, factors={2: 2.0}), Server(quorum=1, late="next")
+    timing, server = VirtualTime(compute=1.0, factors={1: 2.0}), Server(quorum=1, late="next")
     timeline, recorded = timeline_of(star(2), timing, server)
     timeline.exchange(ask_of([0, 1]))  # closes at 1; client 1 answers at 2
     last = timeline.exchange(ask_of([1]))  # which answers this at 4
@@ -324,7 +324,7 @@ def test_a_newer_answer_makes_a_held_one_worthless() -> None:
 
 
 def test_answers_are_held_for_their_own_kind() -> None:
-    timing, server = VirtualTime(compute=1.0, factors={2: 2.5}), Server(quorum=1, late="next")
+    timing, server = VirtualTime(compute=1.0, factors={1: 2.5}), Server(quorum=1, late="next")
     timeline, _ = timeline_of(star(2), timing, server)
     timeline.exchange(ask_of([0, 1], "q"))  # client 1 answers at 2.5
     assert timeline.exchange(ask_of([0], "y", work=5.0)).older == ()
@@ -360,7 +360,7 @@ def test_links_that_are_hardly_ever_up_hold_nobody_for_ever(timing: Lockstep | V
 
 
 def test_what_came_of_a_round_that_failed_is_recorded_too() -> None:
-    timing = VirtualTime(compute=1.0, factors={2: 10.0})
+    timing = VirtualTime(compute=1.0, factors={1: 10.0})
     timeline, recorded = timeline_of(star(2), timing, Server(quorum=2, deadline=2.0, attempts=3))
     with pytest.raises(
         QuorumError, match=r"round 0 \(inner, y\) got 1 of the 2 answers .* 2 clients 3 times"
