@@ -181,7 +181,8 @@ class RayServed:
         ]
 
     def final(self) -> Tensors:
-        return _tensors(received("the server", self._server.final.remote()))
+        final: Arrays = received("the server", self._server.final.remote())
+        return {name: torch.tensor(value) for name, value in final.items()}  # what Ray holds is read-only
 
     def close(self) -> None:
         self._outstanding = deque()
