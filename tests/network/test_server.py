@@ -10,7 +10,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfed.errors import QuorumError, ScenarioError, TopologyError
@@ -21,7 +21,9 @@ from asyncfed.rng import Streams
 from tests.network.slow_server import Message, Recording, SlowServer
 from topologies import star
 
-law = settings(max_examples=120, deadline=None, derandomize=True)
+law = settings(
+    max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ def assert_rows_alike(found: list[Any], expected: list[Any]) -> None:
             assert same or (name == "weight" and a is not None and math.isclose(a, b)), (name, one, other)
 
 
-@settings(max_examples=250, deadline=None, derandomize=True)
+@settings(law, max_examples=250)
 @given(settings_of())
 def test_every_row_and_every_average_is_that_of_a_slow_event_loop(setting: Setting) -> None:
     network = setting.timing.network(setting.graph)
