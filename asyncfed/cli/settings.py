@@ -19,6 +19,7 @@ _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "seed": ((int,), "a whole number"),
     "precision": ((str,), "float32 or float64"),
     "evaluate_every": ((int, float, type(None)), "a number or None"),
+    "until": ((dict, type(None)), "a mapping such as {'accuracy': 0.9}, or None"),
     "name": ((str,), "text"),
 }
 
@@ -94,7 +95,7 @@ def _with(whole: Any, path: str, value: Any, key: str) -> Any:
         return dataclasses.replace(whole, **{name: _with(current, rest, value, key)})
     if name == "lr" and isinstance(value, str):
         value = _called(value, _makers()["lr"], "learning rate")
-    elif name in ("inner", "hypergradient"):
+    elif name in ("inner", "hypergradient", "outer", "local", "server", "neumann"):
         value = _called(str(value), _makers()[name], name)
     elif isinstance(current, (int, float)) and isinstance(value, str) and name != "bandwidth":
         raise ScenarioError(f"{key} is {value!r}; it must be a number, such as {current!r}")
@@ -143,7 +144,17 @@ def _makers() -> dict[str, dict[str, Callable[..., Any]]]:
     ]
     kinds: dict[str, list[Callable[..., Any]]] = {
         "protocol": [protocols.SGP, protocols.DSGD, protocols.PeerFedAvg, protocols.Local],
-        "inner": [protocols.SGP, protocols.DSGD, protocols.PeerFedAvg, protocols.Local],
+        "inner": [
+            protocols.SGP,
+            protocols.DSGD,
+            protocols.PeerFedAvg,
+            protocols.Local,
+            protocols.LocalSteps,
+        ],
+        "outer": [protocols.LocalSteps],
+        "local": [protocols.LocalSteps],
+        "server": [protocols.Server],
+        "neumann": [protocols.Neumann],
         "hypergradient": [
             protocols.HGP,
             protocols.VRHGP,

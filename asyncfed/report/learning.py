@@ -37,7 +37,7 @@ def draw_learning(result: Result, title: str, path: Path) -> Path | None:
 
 def _progress_axis(metrics: pd.DataFrame) -> tuple[pd.Series, str]:
     if (metrics["virtual_time"] == metrics["step"]).all():
-        return metrics["step"], "step"
+        return metrics["step"], "round" if (metrics["phase"] == "server").all() else "step"
     return metrics["virtual_time"], "virtual time"
 
 

@@ -30,7 +30,7 @@ def draw_network(result: Result, title: str, path: Path) -> Path | None:
     for axes in matrix:
         _draw_matrix(figure, axes, result)
     _draw_promises(kept_word, edges, _declared(result.scenario_data["topology"]))
-    _draw_traffic(traffic, result.trace.nodes())
+    _draw_traffic(traffic, result.trace.nodes(), result.trace.server)
     return save(figure, path)
 
 
@@ -79,7 +79,14 @@ def _draw_promises(axes: Axes, edges: pd.DataFrame, declared: dict[tuple[int, in
     tidy(axes, "links: how often up", "declared probability", "share of steps in which it was up")
 
 
-def _draw_traffic(axes: Axes, nodes: pd.DataFrame) -> None:
+def _draw_traffic(axes: Axes, nodes: pd.DataFrame, server: int | None) -> None:
+    """A server talks with everybody: its bar would hide all others, so its figures stand in the title."""
+    title = "payload per client"
+    if server is not None:
+        its, nodes = nodes[nodes["client"] == server].iloc[0], nodes[nodes["client"] != server]
+        size, unit = byte_unit(float(max(its["bytes_sent"], its["bytes_received"])))
+        sent_by_it, received_by_it = its["bytes_sent"] / size, its["bytes_received"] / size
+        title += f" (the server sent {sent_by_it:.3g}, received {received_by_it:.3g} {unit})"
     size, unit = byte_unit(float(max(nodes["bytes_sent"].max(), nodes["bytes_received"].max())))
     client = nodes["client"].to_numpy()
     sent, received = nodes["bytes_sent"].to_numpy() / size, nodes["bytes_received"].to_numpy() / size
@@ -87,7 +94,7 @@ def _draw_traffic(axes: Axes, nodes: pd.DataFrame) -> None:
         axes.bar(client - 0.2, sent, width=0.4, color=BLUE, label="sent")
         axes.bar(client + 0.2, received, width=0.4, color=GREEN, label="received")
         axes.locator_params(axis="x", integer=True)
-        tidy(axes, "payload per client", "client", unit)
+        tidy(axes, title, "client" if server is None else "node", unit)
     else:
         order = np.argsort(-sent, kind="stable")
         axes.plot(np.sort(sent)[::-1], color=BLUE, linewidth=1.8, label="sent")
@@ -99,7 +106,7 @@ def _draw_traffic(axes: Axes, nodes: pd.DataFrame) -> None:
             markersize=3,
             label="received by the same client",
         )
-        tidy(axes, "payload per client", "clients, most sent first", unit)
+        tidy(axes, title, "clients, most sent first", unit)
     axes.set_ylim(0, 1.18 * max(sent.max(), received.max()))
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
 
