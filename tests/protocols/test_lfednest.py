@@ -1,0 +1,221 @@
+"""Light FedNest (004 Alg. 5, 6) against loops written by hand, and where it ends: not where FedNest does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from asyncfed import ScenarioError
+from asyncfed.data import ClientData, ClientShards
+from asyncfed.problems import bilevel_quadratic, local_hypergradient_solution, shared_solution
+from asyncfed.protocols import LFedNest, LFedNestNonAlt, LFedNestSVRG, LocalSteps, Neumann, Server
+from asyncfed.rng import Streams
+from tests.protocols.served import Array, Quadratics, asked, fed_inn, iterates, serve, watched
+
+BETA, TAU, T = 0.3, (1, 3, 2, 4), 2
+ALPHA, TAU_OUT = 0.2, (2, 1, 3, 1)
+SCALE, TERMS, SEED = 0.4, 4, 5
+START = {"x": np.array([0.4, -0.2]), "y": np.array([0.5, -1.0, 0.3])}
+LIGHT = [LFedNest, LFedNestSVRG, LFedNestNonAlt]
+
+
+def curved() -> Any:
+    return watched(bilevel_quadratic(clients=4, curved=True))
+
+
+def sgd(o: Quadratics, i: int, x: Array, y: Array, beta: float = BETA, tau: int | None = None) -> Array:
+    for _ in range(TAU[i] if tau is None else tau):
+        y = y - beta * o.g_y(i, x, y)
+    return y
+
+
+def local_outer(o: Quadratics, i: int, x: Array, y: Array, products: str, round_: int) -> Array:
+    """Alg. 5 (with ∇_y f in line 6) for one client."""
+    for nu in range(TAU_OUT[i]):
+        count = TERMS
+        if products == "random":
+            drawn = Streams(SEED).uniforms("local neumann", round_, nu, nu + 1, lane=i)[0]
+            count = int(drawn * TERMS)
+        factor = np.eye(3) - SCALE * o.g_yy(i, x, y)
+        powers = [np.linalg.matrix_power(factor, n) for n in range(count + 1)]
+        inverse = SCALE * np.sum(powers, axis=0) if products == "sum" else SCALE * TERMS * powers[count]
+        x = x - ALPHA * (o.f_x(i, x, y) - o.g_xy(i, x, y) @ inverse @ o.f_y(i, x, y))
+    return x
+
+
+@pytest.mark.parametrize("products", ["random", "fixed", "sum"])
+@pytest.mark.parametrize("kind", LIGHT)
+def test_a_run_is_the_algorithm_box_iteration_by_iteration(
+    kind: type[LFedNest], products: str, tmp_path: Path
+) -> None:
+    """Each on half of the clients: of its own for the outer part, but where both parts are one round."""
+    together = kind is LFedNestNonAlt
+    protocol = kind(
+        4,
+        inner=LocalSteps(BETA, steps=TAU),
+        outer=LocalSteps(ALPHA, steps=TAU_OUT),
+        inner_rounds=1 if together else T,
+        neumann=Neumann(TERMS, SCALE, products),  # type: ignore[arg-type]
+        server=Server(participation=0.5),
+    )
+    result = serve(curved(), protocol, tmp_path / "run", start=START, seed=SEED)
+    o, sets = Quadratics.of(curved()), list(enumerate(asked(result)))
+    x, y = START["x"], START["y"]
+    rounds, others = iter(sets), 0
+    for k in range(4):
+        if together:
+            number, S = next(rounds)
+            own = [sgd(o, i, x, y) for i in S]
+            x = np.mean(
+                [local_outer(o, i, x, y_i, products, number) for i, y_i in zip(S, own, strict=True)], axis=0
+            )
+            y = np.mean(own, axis=0)
+        else:
+            for _ in range(T):
+                inner = next(rounds)[1]
+                if kind is LFedNest:
+                    y = np.mean([sgd(o, i, x, y) for i in inner], axis=0)
+                else:
+                    assert next(rounds)[1] == inner
+                    y = fed_inn(o, x, y, [BETA] * 4, TAU, inner)
+            number, S = next(rounds)
+            others += inner != S
+            x = np.mean([local_outer(o, i, x, y, products, number) for i in S], axis=0)
+        np.testing.assert_allclose(iterates(result, "x")[k + 1], x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(iterates(result, "y")[k + 1], y, rtol=0, atol=1e-12)
+    assert next(rounds, None) is None
+    assert together or others > 1
+
+
+def test_one_draw_of_clients_can_serve_a_whole_iteration(tmp_path: Path) -> None:
+    steps = LocalSteps(0.1)
+    protocol = LFedNest(5, steps, steps, sampling="iteration", server=Server(participation=0.5))
+    sets = asked(serve(curved(), protocol, tmp_path / "run"))
+    assert [sets[2 * k] for k in range(5)] == [sets[2 * k + 1] for k in range(5)]
+    assert len({tuple(S) for S in sets}) > 1
+
+
+# --- where it ends -----------------------------------------------------------------------------------
+
+
+def different() -> Any:
+    """Eigenvalues of the A_i in (0.7, 1.4); mean local hypergradients have slopes of 0.74 and 1.22."""
+    return bilevel_quadratic(clients=4, curvature=(0.7, 1.4), seed=16)
+
+
+def light(kind: type[LFedNest], inner: LocalSteps, outer: LocalSteps, inner_rounds: int = 1) -> LFedNest:
+    """25 iterations; the local series leave 0.34^17 = 1e-8 of what they begin with."""
+    return kind(25, inner, outer, inner_rounds=inner_rounds, neumann=Neumann(16, 0.95, "sum"))
+
+
+def test_with_exact_inner_solutions_it_ends_at_the_zero_of_the_mean_local_hypergradient(
+    tmp_path: Path,
+) -> None:
+    """The distance to the bilevel solution is that between the closed forms, 0.84."""
+    protocol = light(LFedNestSVRG, LocalSteps(0.5, steps=(2, 1, 3, 2)), LocalSteps(1.0), inner_rounds=2)
+    final = serve(different(), protocol, tmp_path / "run", every=25).final
+    x, y = local_hypergradient_solution(different())
+    torch.testing.assert_close(final["outer"][0], x, rtol=0, atol=1e-6)
+    torch.testing.assert_close(final["inner"][0], y, rtol=0, atol=1e-6)
+    apart = float((x - shared_solution(different())[0]).norm())
+    assert apart == pytest.approx(0.84, abs=0.005)
+    assert float((final["outer"][0] - shared_solution(different())[0]).norm()) == pytest.approx(
+        apart, abs=1e-6
+    )
+
+
+def test_clients_with_equal_second_derivatives_end_at_the_bilevel_solution(tmp_path: Path) -> None:
+    """The same A and R for all, while b_i, t_i and s_i differ: nothing drifts, whatever the local steps.
+
+    Where only the A_i are equal x still follows mean R_iᵀ A⁻¹ (y − t_i), not R̄ᵀ A⁻¹ (y − t̄).
+    """
+    some = bilevel_quadratic(clients=4, curvature=(1.0, 1.0), seed=16)
+    A, b, R, t, s = some.data.train.tensors
+    shards = ClientShards((A, b, R.mean(0).expand_as(R).clone(), t, s), np.ones(4, dtype=np.int64))
+    problem = replace(some, data=ClientData(shards, shards, shards))
+    protocol = LFedNest(
+        30,
+        LocalSteps(0.5, steps=3),
+        LocalSteps(1.0, steps=2, divide=True),
+        inner_rounds=2,
+        neumann=Neumann(1, 1.0, "sum"),
+    )
+    final = serve(problem, protocol, tmp_path / "run", every=30).final
+    x, y = shared_solution(problem)
+    torch.testing.assert_close(final["outer"][0], x, rtol=0, atol=1e-8)
+    torch.testing.assert_close(final["inner"][0], y, rtol=0, atol=1e-8)
+    apart = local_hypergradient_solution(some)[0] - shared_solution(some)[0]
+    assert float(apart.norm()) > 0.1
+
+
+@pytest.mark.parametrize("kind", [LFedNest, LFedNestNonAlt])
+def test_with_local_sgd_it_ends_at_the_fixed_point_of_its_affine_map(
+    kind: type[LFedNest], tmp_path: Path
+) -> None:
+    """On quadratics an iteration is affine in (x, y): with M_i = (I − βA_i)^τ, K_i = R_iᵀA_i⁻¹ and
+    c = (1 − αρ)^τ' it is
+
+        y_i = M_i y + (I − M_i)(b_i − A_i⁻¹R_i x),   x_i = c x + (1 − c)(s_i + K_i (ŷ_i − t_i)/ρ),
+
+    where ŷ_i is the mean of the y_i in LFedNest and y_i itself in LFedNest-NonAlt.
+    """
+    o, beta, tau, tau_out = Quadratics.of(different()), 0.5, 3, 2
+    alpha = 0.15 if kind is LFedNestNonAlt else 0.6  # it sees y_i move with x_i's own R_i, and is steeper
+
+    def iteration(x: Array, y: Array) -> tuple[Array, Array]:
+        ys, xs = [], []
+        for i in range(4):
+            M = np.linalg.matrix_power(np.eye(3) - beta * o.A[i], tau)
+            ys.append(M @ y + (np.eye(3) - M) @ (o.b[i] - np.linalg.solve(o.A[i], o.R[i] @ x)))
+        for i in range(4):
+            seen = ys[i] if kind is LFedNestNonAlt else np.mean(ys, axis=0)
+            c = (1 - alpha * o.pull) ** tau_out
+            K = o.R[i].T @ np.linalg.inv(o.A[i])
+            xs.append(c * x + (1 - c) * (o.s[i] + K @ (seen - o.t[i]) / o.pull))
+        return np.mean(xs, axis=0), np.mean(ys, axis=0)
+
+    def flat(z: Array) -> Array:
+        return np.concatenate(iteration(z[:2], z[2:]))
+
+    zero = flat(np.zeros(5))
+    slope = np.stack([flat(unit) - zero for unit in np.eye(5)], axis=1)
+    assert np.abs(np.linalg.eigvals(slope)).max() ** 25 < 1e-7
+    z = np.linalg.solve(np.eye(5) - slope, zero)
+
+    protocol = light(kind, LocalSteps(beta, steps=tau), LocalSteps(alpha, steps=tau_out))
+    final = serve(different(), protocol, tmp_path / "run", every=25).final
+    np.testing.assert_allclose(final["outer"][0].numpy(), z[:2], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(final["inner"][0].numpy(), z[2:], rtol=0, atol=1e-6)
+    for other in (shared_solution(different()), local_hypergradient_solution(different())):
+        assert np.linalg.norm(z[:2] - other[0].numpy()) > 1e-2
+
+
+# --- settings ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"setting": "single"}, "setting is 'single'; it must be 'bilevel' or 'minimax'"),
+        ({"sampling": "products"}, "sampling is 'products'; it must be 'parts' or 'iteration'"),
+        ({"start": None}, "start is None; it must be 'warm'"),
+        ({"inner_rounds": 1.5}, r"inner_rounds is 1\.5; it must be a whole number"),
+        ({"inner": 3}, "inner is 3; it must be LocalSteps"),
+    ],
+)
+@pytest.mark.parametrize("kind", LIGHT)
+def test_bad_settings_are_refused_by_name(kind: type[LFedNest], change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        kind(**({"outer_steps": 1, "inner": LocalSteps(0.1)} | change))
+
+
+def test_without_alternation_there_are_no_inner_rounds() -> None:
+    with pytest.raises(
+        ScenarioError, match="inner_rounds is 2; LFedNest-NonAlt has no inner rounds of its own"
+    ):
+        LFedNestNonAlt(1, LocalSteps(0.1), inner_rounds=2)
