@@ -20,6 +20,7 @@ from tests.protocols.served import Array, Quadratics, asked, fed_inn, iterates, 
 BETA, TAU, T = 0.3, (1, 3, 2, 4), 2
 ALPHA, TAU_OUT = 0.2, (2, 1, 3, 1)
 SCALE, TERMS, SEED = 0.4, 4, 5
+ROUNDS = 16
 START = {"x": np.array([0.4, -0.2]), "y": np.array([0.5, -1.0, 0.3])}
 LIGHT = [LFedNest, LFedNestSVRG, LFedNestNonAlt]
 
@@ -56,7 +57,7 @@ def test_a_run_is_the_algorithm_box_iteration_by_iteration(
     """Each on half of the clients: of its own for the outer part, but where both parts are one round."""
     together = kind is LFedNestNonAlt
     protocol = kind(
-        4,
+        2,
         inner=LocalSteps(BETA, steps=TAU),
         outer=LocalSteps(ALPHA, steps=TAU_OUT),
         inner_rounds=1 if together else T,
@@ -67,7 +68,7 @@ def test_a_run_is_the_algorithm_box_iteration_by_iteration(
     o, sets = Quadratics.of(curved()), list(enumerate(asked(result)))
     x, y = START["x"], START["y"]
     rounds, others = iter(sets), 0
-    for k in range(4):
+    for k in range(2):
         if together:
             number, S = next(rounds)
             own = [sgd(o, i, x, y) for i in S]
@@ -89,7 +90,7 @@ def test_a_run_is_the_algorithm_box_iteration_by_iteration(
         np.testing.assert_allclose(iterates(result, "x")[k + 1], x, rtol=0, atol=1e-12)
         np.testing.assert_allclose(iterates(result, "y")[k + 1], y, rtol=0, atol=1e-12)
     assert next(rounds, None) is None
-    assert together or others > 1
+    assert together or others > 0
 
 
 def test_one_draw_of_clients_can_serve_a_whole_iteration(tmp_path: Path) -> None:
@@ -104,26 +105,26 @@ def test_one_draw_of_clients_can_serve_a_whole_iteration(tmp_path: Path) -> None
 
 
 def different() -> Any:
-    """Eigenvalues of the A_i in (0.7, 1.4); mean local hypergradients have slopes of 0.74 and 1.22."""
-    return bilevel_quadratic(clients=4, curvature=(0.7, 1.4), seed=16)
+    """Eigenvalues of the A_i in (0.85, 1.2); mean local hypergradients have slopes of 1.55 and 1.70."""
+    return bilevel_quadratic(clients=4, curvature=(0.85, 1.2), seed=10)
 
 
 def light(kind: type[LFedNest], inner: LocalSteps, outer: LocalSteps, inner_rounds: int = 1) -> LFedNest:
-    """25 iterations; the local series leave 0.34^17 = 1e-8 of what they begin with."""
-    return kind(25, inner, outer, inner_rounds=inner_rounds, neumann=Neumann(16, 0.95, "sum"))
+    """The local series leave 0.18^10 = 4e-8 of what they begin with."""
+    return kind(ROUNDS, inner, outer, inner_rounds=inner_rounds, neumann=Neumann(9, 0.98, "sum"))
 
 
 def test_with_exact_inner_solutions_it_ends_at_the_zero_of_the_mean_local_hypergradient(
     tmp_path: Path,
 ) -> None:
-    """The distance to the bilevel solution is that between the closed forms, 0.84."""
-    protocol = light(LFedNestSVRG, LocalSteps(0.5, steps=(2, 1, 3, 2)), LocalSteps(1.0), inner_rounds=2)
-    final = serve(different(), protocol, tmp_path / "run", every=25).final
+    """The distance to the bilevel solution is that between the closed forms, 0.49."""
+    protocol = light(LFedNestSVRG, LocalSteps(0.5, steps=(2, 1, 3, 2)), LocalSteps(0.62), inner_rounds=2)
+    final = serve(different(), protocol, tmp_path / "run", every=ROUNDS).final
     x, y = local_hypergradient_solution(different())
     torch.testing.assert_close(final["outer"][0], x, rtol=0, atol=1e-6)
     torch.testing.assert_close(final["inner"][0], y, rtol=0, atol=1e-6)
     apart = float((x - shared_solution(different())[0]).norm())
-    assert apart == pytest.approx(0.84, abs=0.005)
+    assert apart == pytest.approx(0.49, abs=0.005)
     assert float((final["outer"][0] - shared_solution(different())[0]).norm()) == pytest.approx(
         apart, abs=1e-6
     )
@@ -165,7 +166,7 @@ def test_with_local_sgd_it_ends_at_the_fixed_point_of_its_affine_map(
     where ŷ_i is the mean of the y_i in LFedNest and y_i itself in LFedNest-NonAlt.
     """
     o, beta, tau, tau_out = Quadratics.of(different()), 0.5, 3, 2
-    alpha = 0.15 if kind is LFedNestNonAlt else 0.6  # it sees y_i move with x_i's own R_i, and is steeper
+    alpha = 0.15 if kind is LFedNestNonAlt else 0.3  # it sees y_i move with x_i's own R_i, and is steeper
 
     def iteration(x: Array, y: Array) -> tuple[Array, Array]:
         ys, xs = [], []
@@ -184,11 +185,11 @@ def test_with_local_sgd_it_ends_at_the_fixed_point_of_its_affine_map(
 
     zero = flat(np.zeros(5))
     slope = np.stack([flat(unit) - zero for unit in np.eye(5)], axis=1)
-    assert np.abs(np.linalg.eigvals(slope)).max() ** 25 < 1e-7
+    assert np.abs(np.linalg.eigvals(slope)).max() ** ROUNDS < 1e-7
     z = np.linalg.solve(np.eye(5) - slope, zero)
 
     protocol = light(kind, LocalSteps(beta, steps=tau), LocalSteps(alpha, steps=tau_out))
-    final = serve(different(), protocol, tmp_path / "run", every=25).final
+    final = serve(different(), protocol, tmp_path / "run", every=ROUNDS).final
     np.testing.assert_allclose(final["outer"][0].numpy(), z[:2], rtol=0, atol=1e-6)
     np.testing.assert_allclose(final["inner"][0].numpy(), z[2:], rtol=0, atol=1e-6)
     for other in (shared_solution(different()), local_hypergradient_solution(different())):
