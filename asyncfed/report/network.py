@@ -86,7 +86,7 @@ def _draw_traffic(axes: Axes, nodes: pd.DataFrame, server: int | None) -> None:
         its, nodes = nodes[nodes["client"] == server].iloc[0], nodes[nodes["client"] != server]
         size, unit = byte_unit(float(max(its["bytes_sent"], its["bytes_received"])))
         sent_by_it, received_by_it = its["bytes_sent"] / size, its["bytes_received"] / size
-        title += f" (the server sent {sent_by_it:.3g}, received {received_by_it:.3g} {unit})"
+        title += f"\n(the server sent {sent_by_it:.3g}, received {received_by_it:.3g} {unit})"
     size, unit = byte_unit(float(max(nodes["bytes_sent"].max(), nodes["bytes_received"].max())))
     client = nodes["client"].to_numpy()
     sent, received = nodes["bytes_sent"].to_numpy() / size, nodes["bytes_received"].to_numpy() / size

@@ -376,7 +376,8 @@ def test_in_an_undirected_graph_whoever_is_asked_can_answer(tmp_path: Path) -> N
         ({"protocol": FedAvg(2, STEP, Server(quorum=5))}, ScenarioError, "quorum of 5 answers cannot be met"),
         ({"protocol": FedAvg(2, STEP, Server([4]))}, ScenarioError, "the clients are 0 to 3"),
         ({"until": {"acuracy": 0.5}}, UnknownNameError, "metric in until"),
-        ({"timing": VirtualTime(factors={5: 2.0})}, ScenarioError, "clients are 0 to 4"),
+        ({"timing": VirtualTime(factors={4: 2.0})}, ScenarioError, "clients are 0 to 3"),
+        ({"timing": VirtualTime(factors=[1.0] * 5)}, ScenarioError, "5 compute-time factors .* 4 clients"),
         ({"protocol": FedAvg(2, LocalSteps(0.1, steps=[1, 2]))}, ScenarioError, "2 numbers of steps"),
         ({"problem": quadratic(clients=4), "protocol": LFedNest(1, STEP)}, ScenarioError, "no outer"),
     ],
@@ -389,11 +390,11 @@ def test_what_cannot_be_run_is_refused_before_anything_is_written(
     assert not (tmp_path / "r").exists()
 
 
-def test_a_slow_node_is_the_one_named(tmp_path: Path) -> None:
-    timing = VirtualTime(compute=1.0, factors={3: 3.0})
+def test_a_slow_client_is_the_one_named(tmp_path: Path) -> None:
+    timing = VirtualTime(compute=1.0, factors={2: 3.0})
     result = run(scenario(FedAvg(2, LocalSteps(0.1)), timing=timing), out=tmp_path / "r")
     busy = result.trace.nodes().set_index("client").busy_time
-    assert busy.tolist() == [0.0, 2.0, 2.0, 6.0, 2.0]
+    assert busy.tolist() == [0.0, 2.0, 2.0, 6.0, 2.0]  # node 3 is client 2, after the server
     assert result.metrics["virtual_time"].iloc[-1] == 6.0
 
 
