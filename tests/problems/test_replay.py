@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.data import IID
-from asyncfed.problems import Derivatives, Problem, bilevel_quadratic, hyper_representation, quadratic
+from asyncfed.problems import Derivatives, Problem, hyper_representation, quadratic
 from asyncfed.problems import replay as replay_module
 from asyncfed.problems.replay import Replay
 from asyncfed.protocols import AggITD, LocalSteps
@@ -118,7 +118,6 @@ def test_a_long_list_of_operations_is_not_recorded(monkeypatch: pytest.MonkeyPat
 
 MAKERS = {
     "dicts": bilevel,
-    "curved": lambda: bilevel_quadratic(clients=4, curved=True, noise=0.3),
     "one level": lambda: quadratic(clients=4, noise=1.0),
 }
 

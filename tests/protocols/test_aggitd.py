@@ -146,13 +146,13 @@ def test_q_is_uniform_over_all_of_0_to_n() -> None:
 
 
 def test_as_n_grows_the_mean_over_q_becomes_the_hypergradient(tmp_path: Path) -> None:
-    """Equation 2, here in closed form: all modes of both the inner loop and the series shrink to a fifth or
-    less in every round, as the eigenvalues of the mean Hessian lie in (0.8, 1.2) and the step sizes are 1.
+    """Equation 2, here in closed form: all modes of both the inner loop and the series shrink to a tenth or
+    less in every round, as the eigenvalues of the mean Hessian lie in (0.9, 1.1) and the step sizes are 1.
     """
-    problem = bilevel_quadratic(clients=4, curvature=(0.8, 1.2), seed=1)
+    problem = bilevel_quadratic(clients=4, curvature=(0.9, 1.1), seed=1)
     truth = shared_hypergradient(problem, torch.from_numpy(START["x"])).numpy()
     errors = []
-    for n in (1, 2, 4, 7, 11):
+    for n in (1, 2, 3, 5, 7):
         found = []
         for Q in range(n + 1):
             protocol = AggITD(1, LocalSteps(1.0), LocalSteps(1e-9), inner_rounds=n, scale=1.0, q=Q)

@@ -226,7 +226,7 @@ def test_with_random_estimates_and_diminishing_steps_it_ends_there_too(method: s
     solves G C + C Gᵀ = α_K Σ up to O(α_K), with G the slope of the mean and Σ the covariance of the
     estimate. The distance lies within 3 √tr C, and the run began 100 times as far away.
     """
-    problem, n, terms = bilevel_quadratic(clients=4, curvature=(0.7, 1.4), seed=16), 50, 4
+    problem, n, terms = bilevel_quadratic(clients=4, curvature=(0.7, 1.4), seed=16), 40, 4
     o = Quadratics.of(problem)
     A, R, t, s = o.A.mean(0), o.R.mean(0), o.t.mean(0), o.s.mean(0)
     series = [np.linalg.matrix_power(np.eye(3) - A, k) for k in range(terms)]  # with λ = 1
