@@ -34,6 +34,7 @@ Finding = tuple[str, bool | None]
 PARTITIONS = {"iid": "iid", "non-iid": "shards:2"}
 """As the papers say it, and as `asyncfed.problems` does: two shards of one label each."""
 
+_SMOOTH = 5  # evaluations that one accuracy of a noisy course is a mean of
 _NOISE = 20  # evaluations at the end whose ups and downs are looked at
 
 
@@ -88,6 +89,20 @@ def ending(result: Result, metric: str = "accuracy", last: int = 1) -> float:
     return float(course(result, metric)[-last:].mean())
 
 
+def at_iteration(result: Result, number: int, metric: str = "accuracy") -> float:
+    """The mean of the five evaluations that end with that outer iteration; NaN where the run was shorter."""
+    if number > iterations(result):
+        return float("nan")
+    made = result.metrics[result.metrics["outer_step"] <= number]
+    return float(made[metric].iloc[-_SMOOTH:].mean())
+
+
+def at_round(result: Result, rounds: int, metric: str = "accuracy") -> float:
+    """The same of the evaluations within so many communication rounds."""
+    made = result.metrics[result.metrics["step"] <= rounds]
+    return float(made[metric].iloc[-_SMOOTH:].mean())
+
+
 def noise(result: Result, metric: str = "accuracy") -> float:
     """How much the metric jumps: the deviation of its changes between the last evaluations."""
     return float(np.diff(course(result, metric)[-_NOISE - 1 :]).std())
@@ -138,9 +153,9 @@ def with_spread(values: Sequence[float], form: str = ".0f") -> str:
 
 
 def compared(words: str, pairs: Mapping[str, tuple[float, float]], form: str = ".2f") -> list[Finding]:
-    """Whether the first of each pair is at least the second, with both: `words` speaks of {0} and {1}."""
+    """Whether the first of each pair is above the second, with both: `words` speaks of {0} and {1}."""
     return [
-        (f"{where}: {words.format(format(a, form), format(b, form))}", a >= b)
+        (f"{where}: {words.format(format(a, form), format(b, form))}", a > b)
         for where, (a, b) in pairs.items()
     ]
 

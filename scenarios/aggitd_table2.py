@@ -222,7 +222,7 @@ def _rounds_findings(runs: Runs, goal: float) -> list[Finding]:
             findings += [
                 (
                     f"{where}: AggITD needs fewer rounds than FedNest: {text(fast)} against {text(slow)}",
-                    None if fast is None else slow is None or fast < slow,
+                    _fewer(fast, slow),
                 ),
                 (
                     f"{where}: FedNest needs at least twice as many: ours {text(ratio, '.2f')} times, the "
@@ -243,9 +243,15 @@ def _rounds_findings(runs: Runs, goal: float) -> list[Finding]:
         if cell in runs and (partition, 1, AGGITD) in runs:
             direct, fast = (average(_needed(runs[partition, 1, m], goal)) for m in (DIRECT, AGGITD))
             words = f"{partition}, τ = 1: without the indirect part fewer rounds than AggITD ({text(direct)})"
-            holds = None if direct is None else fast is None or direct < fast
-            findings.append((words, holds))
+            findings.append((words, _fewer(direct, fast)))
     return findings
+
+
+def _fewer(a: float | None, b: float | None) -> bool | None:
+    """Whether a is below b, where None is more than was looked at."""
+    if a is None or b is None:
+        return None if a == b else b is None
+    return a < b
 
 
 def _pairs(runs: Runs) -> list[tuple[str, Cell, Cell]]:

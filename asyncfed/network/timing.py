@@ -73,6 +73,7 @@ class VirtualTime:
         or a `Table`.
     factors
         How many times slower some clients are: a mapping from client to factor, or one factor per client.
+        (With a server, which is no client and takes no time: clients as the problem numbers them.)
     latency, bandwidth, loss
         For edges that carry none of their own; bandwidth in bytes per unit of time.
     horizon

@@ -62,7 +62,7 @@ class Round:
     reads: ClassVar[tuple[str, ...]]
     answers: tuple[str, ...] = ()
     cohort: int = 0  # rounds of an iteration with the same number ask the same clients
-    over: Level = "inner"  # which loss's samples say what an answer weighs, where weights are wanted
+    over: Level = "inner"  # which loss's samples make an epoch, and say what an answer weighs if weighed
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ class Round:
         return self.answers
 
     def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
-        """Local steps of clients with so many training samples."""
+        """Local steps of clients with so many samples of the loss it is over."""
         return np.ones(len(sizes))
 
     def local(self, here: Workplace, board: Tensors) -> Answer:

@@ -110,7 +110,7 @@ def serve(
                     asked,
                     knowledge.request_bytes(round, asked),
                     sum(knowledge.size(name) for name in round.answers),
-                    round.work(sizes["inner"][asked], asked),
+                    round.work(sizes[round.over][asked], asked),
                     importance,
                     series=f"{type(round).__name__} {round.kind}",  # not all that is called p may be mixed
                 )

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncfed import Scenario, ScenarioError, run
+from asyncfed import Scenario, ScenarioError, VirtualTime, run
 from asyncfed.data import client_data_from_lists
 from asyncfed.problems import Problem, quadratic
-from asyncfed.protocols import Diminishing, FedAvg, FedNest, LocalSteps, Server, StepDecay
+from asyncfed.protocols import Diminishing, FedAvg, FedNest, LFedNest, LocalSteps, Server, StepDecay
 from asyncfed.rng import Streams
 from tests.protocols.served import Array, serve
 from topologies import star
@@ -139,6 +139,33 @@ def test_the_training_loss_is_the_mean_over_clients_of_their_mean_over_steps(tmp
             y = y - 0.4 * gradient(i, y)
         means.append(np.mean(losses))
     assert result.metrics.train_loss.iloc[-1] == pytest.approx(np.mean(means), abs=1e-13)
+
+
+def test_an_epoch_of_either_variable_takes_as_long_as_its_own_loss_has_minibatches(tmp_path: Path) -> None:
+    """Six samples for the inner loss and three for the outer, in minibatches of two: 3 and 2 steps."""
+    shards = [[(torch.ones(size, 1, dtype=torch.float64),)] * 2 for size in (6, 3)]
+    saddle = Problem(
+        name="unequal splits",
+        data=client_data_from_lists(*shards),
+        inner_loss=lambda y, x, batch: 0.5 * ((y - x) * batch[0]).square().mean(),
+        outer_loss=lambda y, x, batch: 0.5 * ((x + y) * batch[0]).square().mean(),
+        init_inner=lambda g: torch.zeros(1, dtype=torch.float64),
+        init_outer=lambda g: torch.ones(1, dtype=torch.float64),
+        outer_split="validation",
+    )
+    steps = LocalSteps(0.1, epochs=1, batch=2)
+    for kind in (FedNest, LFedNest):
+        protocol = kind(1, steps, steps, setting="minimax")
+        result = serve(saddle, protocol, tmp_path / kind.__name__, timing=VirtualTime(compute=1.0))
+        work = result.trace.steps().query("client > 0")
+        lasted = (work.ended_at - work.started_at).groupby([work.step, work.phase], sort=True).max()
+        each = (
+            {"inner": [1.0, 3.0], "outer": [1.0, 2.0]}
+            if kind is FedNest
+            else {"inner": [3.0], "outer": [2.0]}
+        )
+        for phase, expected in each.items():
+            assert lasted[lasted.index.get_level_values("phase") == phase].tolist() == expected
 
 
 def test_who_computes_with_whom_does_not_matter(tmp_path: Path) -> None:
