@@ -1,0 +1,222 @@
+"""Hypergradient estimators where all of the hypergradient is indirect: FedNest's three, AggITD's, local ones.
+
+On the hyper-representation of `aggitd_table2` the indirect part is next to nothing, so that nothing can be
+said there about how it is estimated. Here the outer variable acts through the inner one alone:
+
+    loss    loss tuning on long-tailed MNIST (a perceptron 784-64-10), 100 clients, ten at a time
+    decay   weight decay per class of a logistic model on digits, 20 clients, too strong at the start
+
+iid and with two shards per client. All make the same outer iterations. FedNest takes N = 5 terms of the
+series (N' drawn at random; always 5 products; the sum of all terms), AggITD one inner round as in Table 2
+(two terms) and five of a fifth of the local epochs (six terms); LFedNest local Hessians. Without tuning is
+FedNest without the indirect part, so that the outer variable stays. λ = 1/ℓ is 0.1 and 0.4: the largest
+curvatures are 6 to 10 and about 1.6.
+
+An estimator with fewer terms is shorter: N terms times λ, where little is lost by the Hessian. The column
+`terms` is that length; where it explains the order, it is the step size that differs and not the direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncfed import Result, Scenario, Study, Summary, SummaryTable
+from asyncfed.problems import Problem, loss_tuning, regularization_tuning
+from asyncfed.protocols import AggITD, FedNest, LFedNest, LocalSteps, Neumann, Server
+from asyncfed.protocols.rounds import ServerProtocol
+from scenarios._server_methods import (
+    PARTITIONS,
+    Finding,
+    at_iteration,
+    at_round,
+    draw_costs,
+    iterations,
+    parts_of,
+    percent,
+    remembered,
+    rounds_per_iteration,
+)
+from topologies import star
+
+N = 5
+ESTIMATORS = (
+    "FedNest-random",
+    "FedNest-fixed",
+    "FedNest-sum",
+    "FBO-AggITD,N=1",
+    "FBO-AggITD,N=5",
+    "LFedNest",
+    "untuned",
+)
+_TERMS = {"FedNest-sum": N + 1, "FBO-AggITD,N=1": 2, "FBO-AggITD,N=5": 6, "untuned": 0}
+_SAME = 1.0  # points of accuracy that tell estimators apart
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What goes with a problem."""
+
+    clients: int
+    participation: float
+    inner_lr: float
+    outer_lr: float
+    scale: float
+    metric: str
+
+
+def study(
+    iterations: int = 60,
+    dataset: str = "mnist",
+    model: str = "mlp:64",
+    largest: int = 6000,
+    clients: int = 100,
+    participation: float = 0.1,
+    loss_inner_lr: float = 0.1,
+    loss_outer_lr: float = 1.0,
+    loss_scale: float = 0.1,
+    decay_clients: int = 20,
+    decay_rate: float = 0.1,
+    decay_inner_lr: float = 0.3,
+    decay_outer_lr: float = 30.0,
+    decay_scale: float = 0.4,
+    seed: int = 0,
+) -> Study:
+    """Settings of both problems; `dataset`, `model`, `largest`, `clients` are those of the loss tuning."""
+    settings = {
+        "loss": Setting(
+            clients, participation, loss_inner_lr, loss_outer_lr, loss_scale, "balanced_accuracy"
+        ),
+        "decay": Setting(decay_clients, 1.0, decay_inner_lr, decay_outer_lr, decay_scale, "accuracy"),
+    }
+
+    @remembered
+    def problem(what: str, partition: str) -> Problem:
+        dealt = PARTITIONS[partition]
+        if what == "loss":
+            return loss_tuning(dataset, clients, model, dealt, seed, largest=largest)
+        return regularization_tuning("digits", decay_clients, partition=dealt, seed=seed, rate=decay_rate)
+
+    def scenario(what: str, partition: str, name: str) -> Scenario:
+        chosen = settings[what]
+        return Scenario(
+            problem=problem(what, partition),
+            topology=star(chosen.clients),
+            protocol=estimator(name, chosen, iterations),
+            evaluate_every=1,
+            seed=seed,
+        )
+
+    names = [
+        f"{what}/{partition}/{name}" for what in settings for partition in PARTITIONS for name in ESTIMATORS
+    ]
+
+    def summary(results: Mapping[str, Result]) -> Summary:
+        return summarise(results, {what: chosen.metric for what, chosen in settings.items()})
+
+    return Study("aggitd_indirect", parts_of(scenario, names), summary)
+
+
+def estimator(name: str, setting: Setting, iterations: int) -> ServerProtocol:
+    common: dict[str, Any] = {
+        "outer_steps": iterations,
+        "outer": LocalSteps(setting.outer_lr),
+        "server": Server(participation=setting.participation),
+    }
+    kind, _, rounds = name.partition(",N=")
+    inner_rounds = int(rounds or 1)
+    inner = LocalSteps(setting.inner_lr, epochs=N // inner_rounds, batch=64)
+    if kind == "FBO-AggITD":
+        return AggITD(inner=inner, inner_rounds=inner_rounds, scale=setting.scale, **common)
+    if kind == "LFedNest":
+        return LFedNest(inner=inner, neumann=Neumann(N, setting.scale), **common)
+    if kind == "untuned":
+        return FedNest(inner=inner, setting="minimax", sampling="parts", **common)
+    products: Any = kind.removeprefix("FedNest-")
+    return FedNest(inner=inner, neumann=Neumann(N, setting.scale, products), sampling="parts", **common)
+
+
+def summarise(results: Mapping[str, Result], metrics: Mapping[str, str]) -> Summary:
+    import pandas as pd
+
+    groups: dict[tuple[str, str], dict[str, Result]] = {}
+    for name, result in results.items():
+        what, partition, kind = name.split("/")
+        groups.setdefault((what, partition), {})[kind] = result
+    lines: list[dict[str, Any]] = []
+    findings: list[Finding] = []
+    for (what, partition), runs in groups.items():
+        metric = metrics[what]
+        rounds = min(int(run.metrics["step"].iloc[-1]) for run in runs.values())
+        for kind, run in runs.items():
+            lines.append(
+                {
+                    "problem": what,
+                    "data": partition,
+                    "estimator": kind,
+                    "terms": _TERMS.get(kind, N),
+                    "rounds/iteration": f"{rounds_per_iteration(run):.3g}",
+                    "accuracy": percent(_end(run, metric)),
+                    "loss": f"{_end(run, 'loss'):.4f}",
+                    "accuracy, same rounds": percent(at_round(run, rounds, metric)),
+                    "iterations": iterations(run),
+                }
+            )
+        findings += _findings(f"{what}, {partition}", runs, metric)
+    table = SummaryTable(
+        "Where all of the hypergradient is indirect",
+        pd.DataFrame(lines),
+        (
+            "test accuracy in % (loss tuning: balanced over classes) and test loss after the same outer "
+            "iterations; same rounds: within the rounds of the one that needs fewest; means of five",
+        ),
+    )
+
+    def picture(what: str) -> Any:
+        chosen = {partition: runs for (problem, partition), runs in groups.items() if problem == what}
+        metric = metrics[what]
+
+        def draw(path: Path) -> object:
+            words = metric.replace("_", " ")
+            return draw_costs(
+                path, f"Tuning: {what}", chosen, metric=metric, ylabel=f"test {words}, %", low=40.0
+            )
+
+        return draw
+
+    return Summary([table], findings, {what: picture(what) for what in dict.fromkeys(g[0] for g in groups)})
+
+
+def _end(run: Result, metric: str) -> float:
+    return at_iteration(run, iterations(run), metric)
+
+
+def _findings(where: str, runs: Mapping[str, Result], metric: str) -> list[Finding]:
+    ends = {kind: 100 * _end(run, metric) for kind, run in runs.items()}
+    untuned = ends.pop("untuned", None)
+    findings: list[Finding] = []
+    if untuned is not None and ends:
+        better = [kind for kind, value in ends.items() if value > untuned]
+        words = f"{where}: every estimator ends above no tuning ({untuned:.2f}): {len(better)} of {len(ends)}"
+        findings.append((words, len(better) == len(ends)))
+    if len(ends) > 1:
+        best, worst = max(ends, key=ends.__getitem__), min(ends, key=ends.__getitem__)
+        apart = ends[best] - ends[worst]
+        words = (
+            f"{where}: estimators differ by more than {_SAME:g} point: {best} {ends[best]:.2f}, "
+            f"{worst} {ends[worst]:.2f}"
+        )
+        findings.append((words, apart > _SAME))
+    if "FBO-AggITD,N=1" in runs and "FedNest-random" in runs:
+        a, b = runs["FBO-AggITD,N=1"], runs["FedNest-random"]
+        rounds = min(int(run.metrics["step"].iloc[-1]) for run in (a, b))
+        ours, theirs = (100 * at_round(run, rounds, metric) for run in (a, b))
+        words = f"{where}: after {rounds} rounds AggITD ({ours:.2f}) is above FedNest ({theirs:.2f})"
+        findings.append((words, ours > theirs))
+    if "LFedNest" in ends and "FedNest-random" in ends:
+        a_end, b_end = ends["FedNest-random"], ends["LFedNest"]
+        words = f"{where}: FedNest ({a_end:.2f}) is above LFedNest ({b_end:.2f}) at the same iterations"
+        findings.append((words, a_end > b_end))
+    return findings
