@@ -1,8 +1,9 @@
 """Methods with a server against the same mathematics written by hand.
 
 FedAvg: a plain PyTorch loop over the clients (a module, an optimizer, one client after the other), and a bare
-vmapped version (clients in chunks, no network, trace or runtime). FedNest: one outer iteration against the same
-algorithm as a plain loop over the clients, each with autograd. Images are random: speed does not depend on them.
+vmapped version (clients in chunks, no network, trace or runtime). FedNest: one outer iteration against the
+same algorithm as a plain loop over the clients, each with autograd. Images are random: speed does not depend
+on them.
 """
 
 from __future__ import annotations

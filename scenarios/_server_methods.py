@@ -173,7 +173,7 @@ def draw_costs(
 ) -> Path:
     """A metric against communication rounds and against bytes: a row of two panels for every group of runs.
 
-    `low` is where the vertical axis begins.
+    `low` is where the vertical axis begins, unless all lies below.
     """
     from asyncfed.report import add_curves
     from asyncfed.report.style import byte_unit, new_figure, save
@@ -200,6 +200,7 @@ def draw_costs(
                 logy=logy,
                 legend=not left,
             )
-            if low is not None:
-                axes.set_ylim(bottom=low)
+    highest = max(scale * course(run, metric).max() for runs in groups.values() for run in runs.values())
+    if low is not None and highest > low:
+        grid[0, 0].set_ylim(bottom=low)  # of all: they share it, and know all curves by now
     return save(figure, path)

@@ -32,7 +32,7 @@ from asyncfed.rng import Streams
 
 @dataclass(frozen=True)
 class LFedNest:
-    """Light FedNest; see `FedNest` for the parameters. Its `batch` is that of `inner` and `outer`."""
+    """Light FedNest; see `FedNest` for the parameters. Minibatches are those of `inner` and `outer`."""
 
     outer_steps: int
     inner: LocalSteps
@@ -40,7 +40,6 @@ class LFedNest:
     inner_rounds: int = 1
     neumann: Neumann = field(default_factory=Neumann)
     setting: Literal["bilevel", "minimax"] = "bilevel"
-    batch: int | None = None
     sampling: Literal["parts", "iteration"] = "parts"
     start: Literal["warm", "fresh"] = "warm"
     server: Server = field(default_factory=Server)
@@ -70,7 +69,9 @@ class LFedNest:
 
 @dataclass(frozen=True)
 class LFedNestSVRG(LFedNest):
-    """Light FedNest with FedInn: 2T + 1 rounds."""
+    """Light FedNest with FedInn: 2T + 1 rounds. `batch` is that of q."""
+
+    batch: int | None = None
 
     def _inner(self, iteration: int) -> tuple[Round, ...]:
         return fed_inn(self.inner, iteration, self.batch)
