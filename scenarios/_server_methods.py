@@ -34,7 +34,7 @@ Finding = tuple[str, bool | None]
 PARTITIONS = {"iid": "iid", "non-iid": "shards:2"}
 """As the papers say it, and as `asyncfed.problems` does: two shards of one label each."""
 
-_SMOOTH = 5  # evaluations that one accuracy of a noisy course is a mean of
+_SMOOTH = 10  # evaluations that one accuracy of a noisy course is a mean of
 _NOISE = 20  # evaluations at the end whose ups and downs are looked at
 
 
@@ -90,7 +90,7 @@ def ending(result: Result, metric: str = "accuracy", last: int = 1) -> float:
 
 
 def at_iteration(result: Result, number: int, metric: str = "accuracy") -> float:
-    """The mean of the five evaluations that end with that outer iteration; NaN where the run was shorter."""
+    """The mean of the ten evaluations that end with that outer iteration; NaN where the run was shorter."""
     if number > iterations(result):
         return float("nan")
     made = result.metrics[result.metrics["outer_step"] <= number]

@@ -12,6 +12,12 @@ series (N' drawn at random; always 5 products; the sum of all terms), AggITD one
 FedNest without the indirect part, so that the outer variable stays. λ = 1/ℓ is 0.1 and 0.4: the largest
 curvatures are 6 to 10 and about 1.6.
 
+AggITD asks the same clients for all of an iteration, FedNest others for the outer part: clients who have just
+trained, and clients whose labels may not have been among them. FedNest-one-draw is FedNest-random with
+AggITD's sampling, to tell that from the estimator. It matters on non-iid clients: at an outer rate of 1 (as
+for iid ones), after 60 iterations, FedNest had lost it (25%; with one draw 77%, AggITD 77%, no tuning 80%).
+So the rate is 0.1 there; 0.03 and 0.3 gave FedNest the same within noise (80% and 76%).
+
 An estimator with fewer terms is shorter: N terms times λ, where little is lost by the Hessian. The column
 `terms` is that length; where it explains the order, it is the step size that differs and not the direction.
 """
@@ -34,6 +40,7 @@ from scenarios._server_methods import (
     at_round,
     draw_costs,
     iterations,
+    noise,
     parts_of,
     percent,
     remembered,
@@ -46,6 +53,7 @@ ESTIMATORS = (
     "FedNest-random",
     "FedNest-fixed",
     "FedNest-sum",
+    "FedNest-one-draw",
     "FBO-AggITD,N=1",
     "FBO-AggITD,N=5",
     "LFedNest",
@@ -62,7 +70,7 @@ class Setting:
     clients: int
     participation: float
     inner_lr: float
-    outer_lr: float
+    outer_lr: Mapping[str, float]  # by partition
     scale: float
     metric: str
 
@@ -76,6 +84,7 @@ def study(
     participation: float = 0.1,
     loss_inner_lr: float = 0.1,
     loss_outer_lr: float = 1.0,
+    loss_outer_lr_non_iid: float = 0.1,
     loss_scale: float = 0.1,
     decay_clients: int = 20,
     decay_rate: float = 0.1,
@@ -85,11 +94,11 @@ def study(
     seed: int = 0,
 ) -> Study:
     """Settings of both problems; `dataset`, `model`, `largest`, `clients` are those of the loss tuning."""
+    loss_rates = {"iid": loss_outer_lr, "non-iid": loss_outer_lr_non_iid}
+    decay_rates = dict.fromkeys(PARTITIONS, decay_outer_lr)
     settings = {
-        "loss": Setting(
-            clients, participation, loss_inner_lr, loss_outer_lr, loss_scale, "balanced_accuracy"
-        ),
-        "decay": Setting(decay_clients, 1.0, decay_inner_lr, decay_outer_lr, decay_scale, "accuracy"),
+        "loss": Setting(clients, participation, loss_inner_lr, loss_rates, loss_scale, "balanced_accuracy"),
+        "decay": Setting(decay_clients, 1.0, decay_inner_lr, decay_rates, decay_scale, "accuracy"),
     }
 
     @remembered
@@ -104,7 +113,7 @@ def study(
         return Scenario(
             problem=problem(what, partition),
             topology=star(chosen.clients),
-            protocol=estimator(name, chosen, iterations),
+            protocol=estimator(name, chosen, partition, iterations),
             evaluate_every=1,
             seed=seed,
         )
@@ -119,10 +128,10 @@ def study(
     return Study("aggitd_indirect", parts_of(scenario, names), summary)
 
 
-def estimator(name: str, setting: Setting, iterations: int) -> ServerProtocol:
+def estimator(name: str, setting: Setting, partition: str, iterations: int) -> ServerProtocol:
     common: dict[str, Any] = {
         "outer_steps": iterations,
-        "outer": LocalSteps(setting.outer_lr),
+        "outer": LocalSteps(setting.outer_lr[partition]),
         "server": Server(participation=setting.participation),
     }
     kind, _, rounds = name.partition(",N=")
@@ -134,6 +143,8 @@ def estimator(name: str, setting: Setting, iterations: int) -> ServerProtocol:
         return LFedNest(inner=inner, neumann=Neumann(N, setting.scale), **common)
     if kind == "untuned":
         return FedNest(inner=inner, setting="minimax", sampling="parts", **common)
+    if kind == "FedNest-one-draw":
+        return FedNest(inner=inner, neumann=Neumann(N, setting.scale), sampling="iteration", **common)
     products: Any = kind.removeprefix("FedNest-")
     return FedNest(inner=inner, neumann=Neumann(N, setting.scale, products), sampling="parts", **common)
 
@@ -159,7 +170,8 @@ def summarise(results: Mapping[str, Result], metrics: Mapping[str, str]) -> Summ
                     "terms": _TERMS.get(kind, N),
                     "rounds/iteration": f"{rounds_per_iteration(run):.3g}",
                     "accuracy": percent(_end(run, metric)),
-                    "loss": f"{_end(run, 'loss'):.4f}",
+                    "noise": percent(noise(run, metric)),
+                    "loss": f"{_end(run, 'loss'):.3g}",
                     "accuracy, same rounds": percent(at_round(run, rounds, metric)),
                     "iterations": iterations(run),
                 }
@@ -170,7 +182,7 @@ def summarise(results: Mapping[str, Result], metrics: Mapping[str, str]) -> Summ
         pd.DataFrame(lines),
         (
             "test accuracy in % (loss tuning: balanced over classes) and test loss after the same outer "
-            "iterations; same rounds: within the rounds of the one that needs fewest; means of five",
+            "iterations; same rounds: within the rounds of the one that needs fewest; means of ten",
         ),
     )
 
@@ -203,12 +215,12 @@ def _findings(where: str, runs: Mapping[str, Result], metric: str) -> list[Findi
         findings.append((words, len(better) == len(ends)))
     if len(ends) > 1:
         best, worst = max(ends, key=ends.__getitem__), min(ends, key=ends.__getitem__)
-        apart = ends[best] - ends[worst]
+        least = max(_SAME, *(100 * noise(runs[kind], metric) for kind in (best, worst)))
         words = (
-            f"{where}: estimators differ by more than {_SAME:g} point: {best} {ends[best]:.2f}, "
-            f"{worst} {ends[worst]:.2f}"
+            f"{where}: estimators differ by more than noise and {_SAME:g} point, {least:.2f}: "
+            f"{best} {ends[best]:.2f}, {worst} {ends[worst]:.2f}"
         )
-        findings.append((words, apart > _SAME))
+        findings.append((words, ends[best] - ends[worst] > least))
     if "FBO-AggITD,N=1" in runs and "FedNest-random" in runs:
         a, b = runs["FBO-AggITD,N=1"], runs["FedNest-random"]
         rounds = min(int(run.metrics["step"].iloc[-1]) for run in (a, b))
