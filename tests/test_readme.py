@@ -38,3 +38,14 @@ def test_a_users_own_problem_of_one_level() -> None:
     names: dict[str, Any] = {}
     exec(block("where is the middle"), names)
     assert names["problem"].clients == 10
+
+
+def test_methods_with_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands, but for fewer outer steps."""
+    monkeypatch.setenv("ASYNCFED_RUNS", str(tmp_path))
+    names: dict[str, Any] = {}
+    exec(block("six answers will do").replace("outer_steps=30", "outer_steps=3"), names)
+    result = names["result"]
+    assert result.metrics["outer_step"].iloc[-1] == 3
+    assert result.trace.communication_rounds() == 3 * (2 * 2 + 3)
+    assert names["fednest"].needs_outer
