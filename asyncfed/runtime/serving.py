@@ -91,6 +91,7 @@ def serve(
         if over:
             timeline.finish()
             return
+        planned = last if limit is None else min(last, iteration + (limit - timeline.round) // len(rounds))
         if protocol.start == "fresh" and iteration:
             backend.reset_inner()
             knowledge.changed("y")
@@ -129,7 +130,7 @@ def serve(
                 )
             )
             knowledge.changed(*round.writes)
-            yield Tick(round.phase, n * iteration, n * last, timeline.now)
+            yield Tick(round.phase, n * iteration, n * planned, timeline.now)
         iteration += 1
 
 
