@@ -157,7 +157,7 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9, rounds: int = 20
                 (
                     "differences of test accuracy in points, first seed, over all iterations that both have; "
                     "second half: of these iterations",
-                    "two seeds: the mean |difference| of two seeds of the first method, over the "
+                    "two seeds: the mean |difference| of two seeds of the second method, over the "
                     "iterations both have",
                 ),
             )
@@ -272,11 +272,11 @@ def _pairs(runs: Runs) -> list[tuple[str, Cell, Cell]]:
 
 def _comparison(words: str, a: Cell, b: Cell, runs: Runs) -> tuple[dict[str, Any], Finding]:
     """A line of the second table, and whether the two are equal: by no more than one point in the mean, and,
-    over the iterations that two seeds of the first method have in common, no further apart than these.
+    over the iterations that two seeds of the second method have in common, no further apart than these.
     """
     found = 100 * differences(runs[a][0], runs[b][0])
     rest = found[len(found) // 2 :]
-    seeds = runs[a]
+    seeds = runs[b]
     yardstick = None if len(seeds) < 2 else 100 * differences(seeds[0], seeds[1])
     line = {
         "data": a[0],
