@@ -45,7 +45,8 @@ def made(name: str, *settings: str) -> Study:
 
 
 def test_all_of_them_are_here() -> None:
-    assert sorted(SMALL) == sorted(known_studies())
+    elsewhere = {name for name in known_studies() if name.startswith(("aggitd_", "fednest_"))}
+    assert sorted({*SMALL, *elsewhere}) == sorted(known_studies())
 
 
 @pytest.mark.parametrize("name", sorted(SMALL))
