@@ -283,7 +283,9 @@ class SlowServer:
                 return False
             if self.hopes - set(here):
                 return False
-            return last_answer is not None or not any(mine(event[3]) for event in self.events)
+            waiting = (job for jobs in self.queue.values() for job in jobs)  # behind a client's older work
+            under_way = (event[3] for event in self.events)
+            return last_answer is not None or not any(map(mine, itertools.chain(under_way, waiting)))
 
         while self.events and self.events[0][0] <= last:
             if over() and self.events[0][0] > self.now:

@@ -10,7 +10,7 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfed.errors import QuorumError, ScenarioError, TopologyError
@@ -25,7 +25,7 @@ law = settings(
     max_examples=120,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -154,11 +154,6 @@ def assert_rows_alike(found: list[Any], expected: list[Any]) -> None:
 def test_every_row_and_every_average_is_that_of_a_slow_event_loop(setting: Setting) -> None:
     network = setting.timing.network(setting.graph)
     clients, timing = network.n - 1, setting.timing
-    # Where a client is still at work on an answer that its up-link will not carry when the round closes, the
-    # two disagree on when its next round ends (seen with factors={0: 3.0}); not settled yet, see the issue.
-    upward = network.receivers == network.server
-    sure = (network.probability[upward] == 1).all() and not network.loss[upward].any()
-    assume(sure or not isinstance(timing, VirtualTime))
     compute = timing.compute if isinstance(timing, VirtualTime) else None
     factors = [1.0] * clients
     if isinstance(timing, VirtualTime) and timing.factors:
