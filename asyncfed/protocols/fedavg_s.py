@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,6 @@ from asyncfed.protocols.rounds import (
     Workplace,
     check_server_protocol,
 )
-from asyncfed.protocols.schedules import rate_at
 from asyncfed.rng import Streams
 
 
@@ -83,7 +81,7 @@ class Simultaneous(Round):
             at = torch.from_numpy(places).to(x.device)
             return (here.derivatives.inner_gradient(y[at], x[at], samples)[0],)
 
-        alpha, beta = (_rates(steps, counts, self.iteration, x) for steps in (self.outer, self.inner))
+        alpha, beta = (steps.rates(counts, self.iteration, x) for steps in (self.outer, self.inner))
         for nu in range(int(counts.max())):
             going = torch.from_numpy(counts > nu).to(x)[:, None]
             (d_x,) = f.mean(self.outer.batch, f"by x {nu}", by_x, (x.shape[1],))
@@ -91,8 +89,3 @@ class Simultaneous(Round):
             x.addcmul_(alpha * going, d_x, value=-1.0)
             y.addcmul_(beta * going, d_y, value=-1.0)
         return Answer({"x": x, "y": y})
-
-
-def _rates(steps: LocalSteps, counts: IntArray, iteration: int, like: Tensor) -> Tensor:
-    rate = np.full(len(counts), rate_at(steps.lr, iteration))
-    return torch.from_numpy(rate / counts if steps.divide else rate).to(like)[:, None]

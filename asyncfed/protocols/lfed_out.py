@@ -18,7 +18,6 @@ from torch import Tensor
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, Tensors, Workplace
-from asyncfed.protocols.schedules import rate_at
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,7 @@ def local_outer_steps(
 ) -> Tensor:
     """Where the local steps from x (d_outer,) lead every client, at inner variables y (k, d), one each."""
     counts = steps.counts(here.outer.sizes[here.rows], here.clients)
-    rates = np.full(len(counts), rate_at(steps.lr, iteration))
-    rate = torch.from_numpy(rates / counts if steps.divide else rates).to(x)[:, None]
+    rate = steps.rates(counts, iteration, x)
     x = x.expand(len(counts), -1).clone()
     for nu in range(int(counts.max())):
         h = local_hypergradients(here, x, y, neumann, steps.batch, nu)

@@ -87,6 +87,11 @@ class LocalSteps:
         assert self.steps is None or isinstance(self.steps, int)
         return np.full(len(sizes), self.steps or 1, dtype=np.int64)
 
+    def rates(self, counts: IntArray, iteration: int, like: Tensor) -> Tensor:
+        """α_i of clients that make so many steps (k, 1)."""
+        rates = np.full(len(counts), rate_at(self.lr, iteration))
+        return torch.from_numpy(rates / counts if self.divide else rates).to(like)[:, None]
+
     def plain(self, samples: Samples, start: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
         """Where plain steps from `start` lead each client, and the mean loss on the way."""
         return self._run(samples, start, None, iteration)
@@ -102,10 +107,7 @@ class LocalSteps:
     ) -> tuple[Tensor, Tensor]:
         sizes = samples.sizes
         counts = self.counts(sizes, samples.place.clients)
-        rates = np.full(samples.k, rate_at(self.lr, iteration))
-        if self.divide:
-            rates = rates / counts
-        rate = torch.from_numpy(rates).to(start)[:, None]
+        rate = self.rates(counts, iteration, start)
         v = start.expand(samples.k, -1).clone()
         losses, seen = start.new_zeros(samples.k), start.new_zeros(samples.k)
         first = 0

@@ -74,13 +74,13 @@ def rates(lr: LearningRate, steps: Steps, like: torch.Tensor) -> float | torch.T
     return torch.from_numpy(lr.rates(steps)).to(like)[:, None]
 
 
-def first_rate(lr: LearningRate) -> float:
-    """The rate that a schedule begins with."""
-    return float(lr) if isinstance(lr, (int, float)) else float(lr.rates(np.zeros(1, dtype=np.int64))[0])
-
-
 def rate_at(lr: LearningRate, step: int) -> float:
     """The rate of one step."""
     if isinstance(lr, (StepDecay, Diminishing)):
         return float(lr.rates(np.array([step], dtype=np.int64))[0])
     return float(lr)
+
+
+def first_rate(lr: LearningRate) -> float:
+    """The rate that a schedule begins with."""
+    return rate_at(lr, 0)
