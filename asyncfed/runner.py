@@ -309,9 +309,10 @@ def _initial(clients: int, derivatives: Derivatives, initial: Mapping[str, torch
 
 
 def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
+    steps = float(item.steps.mean()) if np.ptp(item.steps) else int(item.steps[0])
     row: dict[str, Any] = {
         "phase": item.phase,
-        "step": float(item.steps.mean()) if np.ptp(item.steps) else int(item.steps[0]),
+        "step": steps if item.rounds is None else item.rounds,
         "virtual_time": item.time,
         "train_loss": None,
     }

@@ -301,12 +301,15 @@ def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
     index = {node: place for place, node in enumerate(graph.nodes)}
     edges = [(index[a], index[b], marks) for a, b, marks in graph.edges(data=True)]
     names = sorted({name for _, _, marks in edges for name in marks})
+    server = graph.graph.get("server")
+    about = {} if server is None else {"server": _label(server)}
     return {
         "directed": graph.is_directed(),
         "nodes": len(index) if list(index) == list(range(len(index))) else [_label(node) for node in index],
         "about": {
             key: value for key, value in graph.graph.items() if isinstance(value, (str, int, float, bool))
-        },
+        }
+        | about,
         "from": [a for a, _, _ in edges],
         "to": [b for _, b, _ in edges],
         "marks": {name: [_encode(marks.get(name)) for _, _, marks in edges] for name in names},
@@ -330,6 +333,7 @@ def _mark(value: Any) -> Any:
 
 
 def _label(node: object) -> str | int:
+    node = node.item() if isinstance(node, np.integer) else node
     return node if isinstance(node, (str, int)) else str(node)
 
 

@@ -24,7 +24,7 @@ from asyncfed import (
 from asyncfed.data import client_data_from_lists
 from asyncfed.network import Exponential, Given, LogNormal, Metropolis, Table
 from asyncfed.problems import Problem, classification, quadratic
-from asyncfed.protocols import DSGD, SGP, Diminishing, Local, PeerFedAvg, StepDecay
+from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, LocalSteps, PeerFedAvg, StepDecay
 from asyncfed.scenario import check, scenario_from_data, scenario_to_data
 from topologies import fully_connected, ring, stochastic_directed, with_links
 
@@ -208,6 +208,21 @@ def test_a_users_own_graph_with_names_for_nodes(tmp_path: Path) -> None:
         (2, 0),
     ]
     assert list(load(tmp_path / "run").scenario.topology.nodes) == ["ann", "bob", "cid"]
+
+
+@pytest.mark.parametrize("hub", [("hub", 0), "hub", 4, np.int64(4)])
+def test_a_server_of_any_name_survives_being_written_down(hub: object, tmp_path: Path) -> None:
+    graph = nx.DiGraph(server=hub)
+    for client in ("a", "b", "c"):
+        graph.add_edge(hub, client, probability=1.0)
+        graph.add_edge(client, hub, probability=1.0)
+    scenario = Scenario(
+        problem=quadratic(clients=3), topology=graph, protocol=FedAvg(2, LocalSteps(0.1)), seed=1
+    )
+    again = scenario_from_data(json.loads(json.dumps(scenario_to_data(scenario))))
+    first, second = run(scenario, out=tmp_path / "a"), run(again, out=tmp_path / "b")
+    assert first.trace.server == second.trace.server == 0
+    assert first.metrics.equals(second.metrics)
 
 
 def test_numpy_numbers_and_infinite_bandwidth_survive_being_written_down() -> None:

@@ -11,7 +11,8 @@ from the network, the timing and the seed, without a single model value.
                 kind that closes after it has come: there it is averaged with the others (it does not count
                 for the quorum), unless one that its client made later is there as well
 
-Without a deadline the server knows when nothing more will come: a lost message holds nobody up. Messages on a
+Without a deadline the server knows when nothing more will come: a lost message holds nobody up, and an
+attempt whose requests all fail takes no time. Messages on a
 link arrive in the order in which they were sent. A client works on its requests in that order, and on each
 for its compute time times the number of local steps; one that repeats a request whose answer is going to come
 changes nothing. In lockstep a round (each attempt) takes one unit of time and nothing is late.
@@ -276,6 +277,7 @@ class ServerTimeline:
         self._newest = np.full(network.edges, -np.inf)  # when the last message on each arrives
         self._working = np.full(len(self._nodes), -np.inf)  # until when each client is
         self._late: dict[str, list[_Late]] = {}
+        self.worked = np.zeros(len(self._nodes), dtype=np.int64)  # rounds that each client has
         self.now = 0.0
         self._attempt = 0  # counts them over the whole run: what links, losses and durations are drawn by
         self.round = 0
@@ -337,6 +339,7 @@ class ServerTimeline:
         if self._compute is None:
             done = np.full(len(workers), now + 1.0)
         self._working[workers] = done
+        self.worked[workers] += 1
         if len(workers):
             self._recorder.steps(
                 client=self._nodes[workers], step=self.round, started_at=begun, ended_at=done,

@@ -38,7 +38,7 @@ class Evaluation:
 
     phase: str
     time: float
-    steps: npt.NDArray[np.int64]
+    steps: npt.NDArray[np.int64]  # of each client
     reports: dict[str, FloatArray]
     clients: npt.NDArray[np.int64]
     sums: dict[str, FloatArray]
@@ -51,6 +51,7 @@ class Evaluation:
     waiting: int  # arrived, not yet absorbed, so not yet in the trace
     on_the_way: int
     message_bytes: int
+    rounds: int | None = None  # of the server, where there is one
 
 
 def execute(

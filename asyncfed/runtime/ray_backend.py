@@ -14,7 +14,7 @@ import signal
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -54,11 +54,7 @@ class _Client:
         device: str,
         threads: int,
     ) -> None:
-        torch.set_num_threads(threads)
-        # Payloads from other actors are read where they lie in the object store, which is read-only; nobody
-        # writes to them.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+        settle_in(threads)
         given = {key: torch.tensor(value) for key, value in initial.items()}
         self._block = Block(problem, clients, seed=seed, dtype=dtype, device=device, n=n, initial=given)
 
@@ -95,27 +91,11 @@ class RayBackend:
         initial: Tensors | None = None,
     ) -> None:
         connect(address)
-        resources = ray.cluster_resources()
-        cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
-        packing = pack(
-            problem.clients,
-            clients_per_actor,
-            memory=resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0),
-            client_bytes=client_bytes(problem, dtype),
-            cores=int(cores),
-        )
+        plan = provision(problem, dtype, device, clients_per_actor)
+        self.placement = plan.placement
         self._actors: list[Any] = []
-        self._ranges = packing.ranges
-        self._starts = np.array([start for start, _ in packing.ranges] + [problem.clients], dtype=np.int64)
-        share = gpus_per_actor(device, gpus, packing.actors)
-        actor_device = "cuda" if share else "cpu"
-        threads = threads_per_actor(cores, packing.actors)
-        actor_class = ray.remote(_Client).options(
-            num_cpus=cpus_per_actor(cores, packing.actors), num_gpus=share, scheduling_strategy="SPREAD"
-        )
-        self.placement = Placement(
-            "ray", packing.actors, packing.clients_per_actor, actor_device, packing.note
-        )
+        self._ranges = plan.ranges
+        self._starts = np.array([start for start, _ in plan.ranges] + [problem.clients], dtype=np.int64)
         self._payloads = SerialTable("object", "row", "owner")
         self._objects: dict[int, Any] = {}  # references to payloads, by number
         self._living: dict[int, int] = {}  # payload rows of each object that may still be absorbed
@@ -124,13 +104,14 @@ class RayBackend:
         self._outstanding: deque[tuple[int, Any]] = deque()
         self._reports: list[dict[str, npt.NDArray[np.float64]]] = []
         try:
-            for start, stop in packing.ranges:
+            actor_class = ray.remote(_Client).options(**plan.options)
+            for start, stop in plan.ranges:
                 clients = np.arange(start, stop, dtype=np.int64)
                 mine = replace(problem, data=problem.data.select(clients))
                 given = {key: value[start:stop].cpu().numpy() for key, value in (initial or {}).items()}
                 self._actors.append(
                     actor_class.remote(
-                        mine, clients, problem.clients, given, seed, dtype, actor_device, threads
+                        mine, clients, problem.clients, given, seed, dtype, plan.device, plan.threads
                     )
                 )
         except BaseException:
@@ -334,7 +315,62 @@ def connect(address: str | None) -> None:
     ray.init(address="local", include_dashboard=False, num_cpus=os.cpu_count(), **options)
 
 
-def client_bytes(problem: Problem, dtype: torch.dtype) -> float:
+@dataclass(frozen=True)
+class Provision:
+    """How clients are divided among actors, and what each of these gets."""
+
+    ranges: tuple[tuple[int, int], ...]
+    placement: Placement
+    threads: int
+    cpus: float
+    gpus: float
+
+    @property
+    def device(self) -> str:
+        return self.placement.device
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the actors, as Ray takes them."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD"}
+
+
+def provision(
+    problem: Problem,
+    dtype: torch.dtype,
+    device: str,
+    clients_per_actor: int | Literal["auto"],
+    others: int = 0,
+) -> Provision:
+    """For the cluster we are connected to, with so many actors beside those of clients."""
+    resources = ray.cluster_resources()
+    cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
+    packing = pack(
+        problem.clients,
+        clients_per_actor,
+        memory=resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0),
+        client_bytes=_client_bytes(problem, dtype),
+        cores=int(cores),
+    )
+    share = gpus_per_actor(device, gpus, packing.actors)
+    return Provision(
+        packing.ranges,
+        Placement("ray", packing.actors, packing.clients_per_actor, "cuda" if share else "cpu", packing.note),
+        threads_per_actor(cores, packing.actors),
+        cpus_per_actor(cores, packing.actors + others),
+        share,
+    )
+
+
+def settle_in(threads: int) -> None:
+    """What every actor of ours does first."""
+    torch.set_num_threads(threads)
+    # What other actors sent is read where it lies in the object store: read-only, and nobody writes to it.
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+
+
+def _client_bytes(problem: Problem, dtype: torch.dtype) -> float:
     """What a client holds beside the interpreter: its data, and four copies of its variables."""
     data = sum(
         t.nbytes

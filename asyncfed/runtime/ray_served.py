@@ -7,8 +7,6 @@ on the board. The driver sees none of these bytes, and stays a few rounds ahead 
 
 from __future__ import annotations
 
-import signal
-import warnings
 from collections import deque
 from dataclasses import replace
 from typing import Any, Literal
@@ -21,22 +19,14 @@ import torch
 from asyncfed.errors import ActorLostError
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.rounds import Round, Tensors
-from asyncfed.runtime.backend import Placement
 from asyncfed.runtime.block import Measurement
 from asyncfed.runtime.cohort import Board, Cohort, Task
-from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
-from asyncfed.runtime.ray_backend import Arrays, client_bytes, connect, named, received
+from asyncfed.runtime.ray_backend import Arrays, connect, named, provision, received, settle_in
 from asyncfed.runtime.served import Reports
 
 Names = tuple[tuple[str, ...], ...]
 
 _ROUNDS_AHEAD = 2
-
-
-def _prepare(threads: int) -> None:
-    torch.set_num_threads(threads)
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
 
 
 class _Clients:
@@ -51,7 +41,7 @@ class _Clients:
         device: str,
         threads: int,
     ) -> None:
-        _prepare(threads)
+        settle_in(threads)
         self._device = device
         self._cohort = Cohort(problem, clients, seed=seed, dtype=dtype, device=device)
 
@@ -72,7 +62,7 @@ class _Server:
     def __init__(
         self, problem: Problem, seed: int, dtype: torch.dtype, initial: Arrays, threads: int
     ) -> None:
-        _prepare(threads)
+        settle_in(threads)
         given = {name: torch.tensor(value) for name, value in initial.items()}
         self._board = Board(problem, seed=seed, dtype=dtype, initial=given)
 
@@ -107,26 +97,9 @@ class RayServed:
         initial: Tensors | None = None,
     ) -> None:
         connect(address)
-        resources = ray.cluster_resources()
-        cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
-        packing = pack(
-            problem.clients,
-            clients_per_actor,
-            memory=resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0),
-            client_bytes=client_bytes(problem, dtype),
-            cores=int(cores),
-        )
-        self._ranges = packing.ranges
-        share = gpus_per_actor(device, gpus, packing.actors)
-        actor_device = "cuda" if share else "cpu"
-        threads = threads_per_actor(cores, packing.actors)
-        cpus = cpus_per_actor(cores, packing.actors + 1)
-        actor_class = ray.remote(_Clients).options(
-            num_cpus=cpus, num_gpus=share, scheduling_strategy="SPREAD"
-        )
-        self.placement = Placement(
-            "ray", packing.actors, packing.clients_per_actor, actor_device, packing.note
-        )
+        plan = provision(problem, dtype, device, clients_per_actor, others=1)
+        self.placement = plan.placement
+        self._ranges = plan.ranges
         self._actors: list[Any] = []
         self._server: Any = None
         self._outstanding: deque[tuple[str, Any]] = deque()
@@ -134,11 +107,13 @@ class RayServed:
         empty = replace(problem, data=problem.data.select(np.zeros(0, dtype=np.int64)))
         given = {name: value.cpu().numpy() for name, value in (initial or {}).items()}
         try:
-            self._server = ray.remote(_Server).options(num_cpus=cpus).remote(empty, seed, dtype, given, 1)
-            for start, stop in packing.ranges:
+            server_class = ray.remote(_Server).options(num_cpus=plan.cpus)
+            self._server = server_class.remote(empty, seed, dtype, given, 1)
+            actor_class = ray.remote(_Clients).options(**plan.options)
+            for start, stop in plan.ranges:
                 clients = np.arange(start, stop, dtype=np.int64)
                 mine = replace(problem, data=problem.data.select(clients))
-                self._actors.append(actor_class.remote(mine, clients, seed, dtype, actor_device, threads))
+                self._actors.append(actor_class.remote(mine, clients, seed, dtype, plan.device, plan.threads))
             begun = self._server.begin.remote()
         except BaseException:
             self.close()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.network.links import Network
-from asyncfed.network.server import Ask
+from asyncfed.network.server import Ask, ServerTimeline
 from asyncfed.network.timing import Timing
 from asyncfed.network.waves import Recorder
 from asyncfed.protocols.rounds import LEVELS, Round, ServerProtocol
@@ -84,7 +84,7 @@ def serve(
         limit = protocol.max_rounds
         over = not rounds or (limit is not None and timeline.round + len(rounds) > limit)
         if over or iteration % evaluate_every == 0:
-            evaluation = _evaluation(backend, timeline.now, timeline.round, iteration, n, final=over)
+            evaluation = _evaluation(backend, timeline, iteration, final=over)
             if not over and enough(evaluation):
                 over, evaluation = True, replace(evaluation, final=True)
             yield evaluation
@@ -135,7 +135,7 @@ def serve(
 
 
 def _evaluation(
-    backend: ServedBackend, now: float, rounds: int, iteration: int, n: int, *, final: bool
+    backend: ServedBackend, timeline: ServerTimeline, iteration: int, *, final: bool
 ) -> Evaluation:
     reports: dict[str, list[npt.NDArray[np.float64]]] = {}
     for report in backend.reports():  # first, for what went wrong in a round is told by whose it was
@@ -143,8 +143,9 @@ def _evaluation(
             reports.setdefault(name, []).append(values)
     return Evaluation(
         phase="server",
-        time=now,
-        steps=np.full(n, rounds),
+        time=timeline.now,
+        steps=timeline.worked.copy(),
+        rounds=timeline.round,
         reports={name: np.concatenate(values) for name, values in reports.items()},
         **gathered(backend.measure()),
         consensus=None,

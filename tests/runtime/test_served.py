@@ -281,6 +281,17 @@ def test_rounds_never_go_beyond_max_rounds(most: int, made: int, tmp_path: Path)
     assert len(result.clients) == 4
 
 
+def test_steps_of_a_client_are_the_rounds_it_worked_in(tmp_path: Path) -> None:
+    server = Server(participation=[[0, 1], [1, 2]])
+    result = run(scenario(FedAvg(5, STEP, server=server)), out=tmp_path / "r")
+    assert result.clients["steps"].tolist() == [3, 5, 2, 0]
+    assert result.metrics["step"].tolist()[-1] == 5
+    lossy = run(scenario(FedAvg(5, STEP), topology=star(4, down=0.5)), out=tmp_path / "lossy")
+    worked = lossy.trace.nodes()["steps"].to_numpy()
+    assert lossy.clients["steps"].tolist() == worked[np.arange(5) != lossy.trace.server].tolist()
+    assert lossy.clients["steps"].nunique() > 1
+
+
 def test_until_ends_at_the_first_evaluation_that_is_good_enough(tmp_path: Path) -> None:
     base = Scenario(
         problem=classification("digits", clients=4, model="logistic"),
