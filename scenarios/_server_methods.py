@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,28 +85,58 @@ def rounds_to(result: Result, goal: float, metric: str = "accuracy") -> int | No
     return int(result.metrics["step"].iloc[reached[0]]) if len(reached) else None
 
 
-def ending(result: Result, metric: str = "accuracy", last: int = 1) -> float:
-    """The mean of the last evaluations."""
-    return float(course(result, metric)[-last:].mean())
+def ending(result: Result, metric: str = "accuracy") -> float:
+    """The last evaluation."""
+    return float(course(result, metric)[-1])
 
 
-def at_iteration(result: Result, number: int, metric: str = "accuracy") -> float:
-    """The mean of the ten evaluations that end with that outer iteration; NaN where the run was shorter."""
+@dataclass(frozen=True)
+class Level:
+    """What a noisy course had come to: a mean of ten evaluations and its standard error, from how much the
+    twenty evaluations that end there jump. Other seeds may differ by more.
+    """
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, values: FloatArray) -> Level:
+        last = values[-_SMOOTH:]
+        if not len(last):
+            return cls(float("nan"), float("nan"))
+        return cls(float(last.mean()), _jumps(values) / np.sqrt(2 * len(last)))
+
+    def above(self, other: Level) -> bool | None:
+        """None where they are closer than two standard errors."""
+        difference = self.mean - other.mean
+        if abs(difference) <= 2 * np.hypot(self.error, other.error):
+            return None
+        return difference > 0
+
+
+def at_iteration(result: Result, number: int, metric: str = "accuracy") -> Level:
+    """At that outer iteration; NaN where the run was shorter."""
     if number > iterations(result):
-        return float("nan")
-    made = result.metrics[result.metrics["outer_step"] <= number]
-    return float(made[metric].iloc[-_SMOOTH:].mean())
+        return Level.of(np.zeros(0))
+    return Level.of(course(result, metric)[result.metrics["outer_step"] <= number])
 
 
-def at_round(result: Result, rounds: int, metric: str = "accuracy") -> float:
-    """The same of the evaluations within so many communication rounds."""
-    made = result.metrics[result.metrics["step"] <= rounds]
-    return float(made[metric].iloc[-_SMOOTH:].mean())
+def at_end(result: Result, metric: str = "accuracy") -> Level:
+    return Level.of(course(result, metric))
+
+
+def at_round(result: Result, rounds: int, metric: str = "accuracy") -> Level:
+    """After so many communication rounds."""
+    return Level.of(course(result, metric)[result.metrics["step"] <= rounds])
 
 
 def noise(result: Result, metric: str = "accuracy") -> float:
     """How much the metric jumps: the deviation of its changes between the last evaluations."""
-    return float(np.diff(course(result, metric)[-_NOISE - 1 :]).std())
+    return _jumps(course(result, metric))
+
+
+def _jumps(values: FloatArray) -> float:
+    return float(np.diff(values[-_NOISE - 1 :]).std()) if len(values) > 2 else 0.0
 
 
 def mean_of(result: Result, column: str) -> float:
@@ -152,12 +183,14 @@ def with_spread(values: Sequence[float], form: str = ".0f") -> str:
     return f"{format(float(np.mean(values)), form)} ({format(min(values), form)}–{format(max(values), form)})"
 
 
-def compared(words: str, pairs: Mapping[str, tuple[float, float]], form: str = ".2f") -> list[Finding]:
+def compared(words: str, pairs: Mapping[str, tuple[Level, Level]]) -> list[Finding]:
     """Whether the first of each pair is above the second, with both: `words` speaks of {0} and {1}."""
-    return [
-        (f"{where}: {words.format(format(a, form), format(b, form))}", a > b)
-        for where, (a, b) in pairs.items()
-    ]
+    findings: list[Finding] = []
+    for where, (a, b) in pairs.items():
+        above = a.above(b)
+        said = f"{where}: {words.format(percent(a.mean), percent(b.mean))}"
+        findings.append((said if above is not None else f"{said} (too close to say)", above))
+    return findings
 
 
 def draw_costs(

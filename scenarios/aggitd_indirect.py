@@ -36,7 +36,7 @@ from asyncfed.protocols.rounds import ServerProtocol
 from scenarios._server_methods import (
     PARTITIONS,
     Finding,
-    at_iteration,
+    at_end,
     at_round,
     draw_costs,
     iterations,
@@ -172,7 +172,7 @@ def summarise(results: Mapping[str, Result], metrics: Mapping[str, str]) -> Summ
                     "accuracy": percent(_end(run, metric)),
                     "noise": percent(noise(run, metric)),
                     "loss": f"{_end(run, 'loss'):.3g}",
-                    "accuracy, same rounds": percent(at_round(run, rounds, metric)),
+                    "accuracy, same rounds": percent(at_round(run, rounds, metric).mean),
                     "iterations": iterations(run),
                 }
             )
@@ -202,7 +202,7 @@ def summarise(results: Mapping[str, Result], metrics: Mapping[str, str]) -> Summ
 
 
 def _end(run: Result, metric: str) -> float:
-    return at_iteration(run, iterations(run), metric)
+    return at_end(run, metric).mean
 
 
 def _findings(where: str, runs: Mapping[str, Result], metric: str) -> list[Finding]:
@@ -224,7 +224,7 @@ def _findings(where: str, runs: Mapping[str, Result], metric: str) -> list[Findi
     if "FBO-AggITD,N=1" in runs and "FedNest-random" in runs:
         a, b = runs["FBO-AggITD,N=1"], runs["FedNest-random"]
         rounds = min(int(run.metrics["step"].iloc[-1]) for run in (a, b))
-        ours, theirs = (100 * at_round(run, rounds, metric) for run in (a, b))
+        ours, theirs = (100 * at_round(run, rounds, metric).mean for run in (a, b))
         words = f"{where}: after {rounds} rounds AggITD ({ours:.2f}) is above FedNest ({theirs:.2f})"
         findings.append((words, ours > theirs))
     if "LFedNest" in ends and "FedNest-random" in ends:

@@ -18,8 +18,9 @@ from asyncfed.protocols import LocalSteps, Neumann, Server
 from scenarios._server_methods import (
     PARTITIONS,
     Finding,
+    at_end,
+    compared,
     draw_costs,
-    ending,
     iterations,
     method,
     noise,
@@ -32,7 +33,6 @@ from scenarios._server_methods import (
 from topologies import star
 
 METHODS = ("FBO-AggITD", "FedNest", "LFedNest")
-_LAST = 10  # evaluations that the final accuracy is a mean of
 
 
 def study(
@@ -91,7 +91,7 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
             "participation": ratio,
             "method": kind,
             f"rounds to {100 * goal:g}%": text(rounds_to(run, goal)),
-            "accuracy": percent(ending(run, last=_LAST)),
+            "accuracy": percent(at_end(run).mean),
             "noise": percent(noise(run)),
             "rounds": int(run.metrics["step"].iloc[-1]),
             "iterations": iterations(run),
@@ -105,7 +105,7 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
         "Participation, non-iid",
         pd.DataFrame(lines),
         (
-            f"accuracy in %, mean of the last {_LAST} outer iterations; noise in points",
+            "accuracy in %, mean of the last ten outer iterations; noise in points",
             "the paper does not print its ratios",
         ),
     )
@@ -120,12 +120,17 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
 def _findings(ratio: str, runs: Mapping[str, Result]) -> list[Finding]:
     if set(runs) != set(METHODS):
         return []
-    accuracy = {kind: ending(run, last=_LAST) for kind, run in runs.items()}
+    ends = {kind: at_end(run) for kind, run in runs.items()}
     jumps = {kind: noise(run) for kind, run in runs.items()}
-    best, worst = max(accuracy, key=accuracy.__getitem__), min(accuracy, key=accuracy.__getitem__)
     noisiest = max(jumps, key=jumps.__getitem__)
     return [
-        (f"{ratio}: after the same rounds AggITD is highest ({best})", best == "FBO-AggITD"),
-        (f"{ratio}: LFedNest is lowest ({worst})", worst == "LFedNest"),
+        *compared(
+            "after the same rounds AggITD ({0}) is above FedNest ({1})",
+            {ratio: (ends["FBO-AggITD"], ends["FedNest"])},
+        ),
+        *compared(
+            "after the same rounds FedNest ({0}) is above LFedNest ({1})",
+            {ratio: (ends["FedNest"], ends["LFedNest"])},
+        ),
         (f"{ratio}: LFedNest is noisiest ({noisiest})", noisiest == "LFedNest"),
     ]

@@ -18,9 +18,10 @@ from asyncfed.protocols import LocalSteps, Neumann, Server
 from scenarios._server_methods import (
     PARTITIONS,
     Finding,
+    at_end,
+    compared,
     differences,
     draw_costs,
-    ending,
     iterations,
     method,
     noise,
@@ -34,7 +35,6 @@ from scenarios._server_methods import (
 from topologies import star
 
 METHODS = ("FBO-AggITD", "FBO-AggITD-SGD", "FedNest", "FedNest-SGD", "LFedNest")
-_LAST = 10  # evaluations that the final accuracy is a mean of
 
 
 def study(
@@ -94,7 +94,7 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
             "data": partition,
             "method": kind,
             f"rounds to {100 * goal:g}%": text(rounds_to(run, goal)),
-            "accuracy": percent(ending(run, last=_LAST)),
+            "accuracy": percent(at_end(run).mean),
             "noise": percent(noise(run)),
             "rounds/iteration": f"{rounds_per_iteration(run):.3g}",
             "iterations": iterations(run),
@@ -106,7 +106,7 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
         "SVRG and SGD as lower-level solver",
         pd.DataFrame(lines),
         (
-            f"accuracy in %, mean of the last {_LAST} outer iterations; noise in points",
+            "accuracy in %, mean of the last ten outer iterations; noise in points",
             "paper: SGD is worse and fluctuates more; with it, too, AggITD is fastest",
         ),
     )
@@ -124,15 +124,12 @@ def _findings(partition: str, runs: Mapping[str, Result]) -> list[Finding]:
         if kind not in runs or f"{kind}-SGD" not in runs:
             continue
         svrg, sgd = runs[kind], runs[f"{kind}-SGD"]
-        ends = ending(svrg, last=_LAST), ending(sgd, last=_LAST)
+        ends = at_end(svrg), at_end(sgd)
         jumps = noise(svrg), noise(sgd)
         ahead = 100 * differences(svrg, sgd).mean()
+        words = f"{kind} ends higher with SVRG ({{0}}) than with SGD ({{1}}) after the same rounds"
         findings += [
-            (
-                f"{partition}: {kind} ends higher with SVRG ({percent(ends[0])}) than with SGD "
-                f"({percent(ends[1])}) after the same rounds",
-                ends[0] > ends[1],
-            ),
+            *compared(words, {partition: ends}),
             (
                 f"{partition}: {kind} is ahead with SVRG at the same outer iteration, by {ahead:+.2f} points",
                 bool(ahead > 0),
@@ -143,9 +140,9 @@ def _findings(partition: str, runs: Mapping[str, Result]) -> list[Finding]:
                 jumps[1] > jumps[0],
             ),
         ]
-    rivals = {kind: ending(runs[kind], last=_LAST) for kind in METHODS[1::2] + METHODS[4:] if kind in runs}
-    if len(rivals) > 1:
-        best = max(rivals, key=rivals.__getitem__)
-        words = f"{partition}: with SGD, AggITD is highest after the same rounds ({best})"
-        findings.append((words, best == "FBO-AggITD-SGD"))
+    for rival in ("FedNest-SGD", "LFedNest"):
+        if {"FBO-AggITD-SGD", rival} <= set(runs):
+            pair = at_end(runs["FBO-AggITD-SGD"]), at_end(runs[rival])
+            words = f"with SGD, AggITD ({{0}}) is above {rival} ({{1}}) after the same rounds"
+            findings += compared(words, {partition: pair})
     return findings

@@ -24,6 +24,7 @@ from asyncfed.protocols import LocalSteps, Neumann, Server
 from scenarios._server_methods import (
     PARTITIONS,
     Finding,
+    at_end,
     at_iteration,
     at_round,
     compared,
@@ -106,9 +107,9 @@ def summarise(results: Mapping[str, Result]) -> Summary:
             "data": partition,
             "method": kind,
             "rounds/iteration": f"{rounds_per_iteration(run):.3g}",
-            f"after {common} iterations": percent(at_iteration(run, common)),
-            f"after {rounds} rounds": percent(at_round(run, rounds)),
-            "at the end": percent(at_iteration(run, iterations(run))),
+            f"after {common} iterations": percent(at_iteration(run, common).mean),
+            f"after {rounds} rounds": percent(at_round(run, rounds).mean),
+            "at the end": percent(at_end(run).mean),
             "noise": percent(noise(run)),
             "iterations": iterations(run),
             "rounds": int(run.metrics["step"].iloc[-1]),
@@ -120,7 +121,7 @@ def summarise(results: Mapping[str, Result]) -> Summary:
         "Hyper-representation, FedNest and its relatives",
         pd.DataFrame(lines),
         (
-            "test accuracy in %, each a mean of ten iterations; noise: the deviation of its changes from "
+            "test accuracy in %, each a mean of ten evaluations; noise: the deviation of its changes from "
             "one iteration to the next, over the last twenty",
             "the paper prints no numbers but one: LFedNest-NonAlt stays around 80%",
         ),
@@ -134,18 +135,18 @@ def summarise(results: Mapping[str, Result]) -> Summary:
 
 def _findings(groups: Mapping[str, Mapping[str, Result]], common: int, rounds: int) -> list[Finding]:
     there = {f"{group}/{kind}": run for group, runs in groups.items() for kind, run in runs.items()}
-    after = {name: 100 * at_iteration(run, common) for name, run in there.items()}
-    spent = {name: 100 * at_round(run, rounds) for name, run in there.items()}
+    after = {name: at_iteration(run, common) for name, run in there.items()}
+    spent = {name: at_round(run, rounds) for name, run in there.items()}
     where = f"after {common} iterations"
     findings: list[Finding] = []
     for kind, words in (("FedNest", "reaches"), ("LFedNest", "does not reach")):
         if f"iid/{kind}" in after and f"non-iid/{kind}" in after:
-            iid, other = after[f"iid/{kind}"], after[f"non-iid/{kind}"]
-            reaches = other >= iid - 100 * _LOST
+            iid, other = after[f"iid/{kind}"].mean, after[f"non-iid/{kind}"].mean
+            reaches = other >= iid - _LOST
             findings.append(
                 (
                     f"{where}: {kind} on non-iid clients {words} its accuracy on iid ones, within 2 points: "
-                    f"{other:.2f} and {iid:.2f}",
+                    f"{percent(other)} and {percent(iid)}",
                     reaches == (kind == "FedNest"),
                 )
             )

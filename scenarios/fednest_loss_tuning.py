@@ -26,7 +26,8 @@ from asyncfed.protocols.rounds import ServerProtocol
 from scenarios._server_methods import (
     PARTITIONS,
     Finding,
-    at_iteration,
+    Level,
+    at_end,
     compared,
     draw_costs,
     iterations,
@@ -42,7 +43,7 @@ from topologies import star
 METHODS = ("FedNest", "LFedNest", "FedNest-SGD", "untuned")
 CENTRAL = ("FedNest", "untuned")
 _METRIC = "balanced_accuracy"
-_NEAR = 2.0  # points of accuracy
+_NEAR = 0.02  # of accuracy
 
 
 def study(
@@ -111,7 +112,7 @@ def summarise(results: Mapping[str, Result]) -> Summary:
         {
             "data": partition,
             "method": kind,
-            "balanced accuracy": percent(_end(run)),
+            "balanced accuracy": percent(_end(run).mean),
             "best": percent(float(run.metrics[_METRIC].max())),
             "noise": percent(noise(run, _METRIC)),
             "rounds/iteration": f"{rounds_per_iteration(run):.3g}",
@@ -154,14 +155,12 @@ _PAPER = {
 }
 
 
-def _end(run: Result) -> float:
-    return at_iteration(run, iterations(run), _METRIC)
+def _end(run: Result) -> Level:
+    return at_end(run, _METRIC)
 
 
 def _findings(groups: Mapping[str, Mapping[str, Result]]) -> list[Finding]:
-    ends = {
-        f"{group}/{kind}": 100 * _end(run) for group, runs in groups.items() for kind, run in runs.items()
-    }
+    ends = {f"{group}/{kind}": _end(run) for group, runs in groups.items() for kind, run in runs.items()}
     findings: list[Finding] = []
     for group in groups:
         tuned, untuned = ends.get(f"{group}/FedNest"), ends.get(f"{group}/untuned")
@@ -170,8 +169,9 @@ def _findings(groups: Mapping[str, Mapping[str, Result]]) -> list[Finding]:
     for group in PARTITIONS:
         tuned, central = ends.get(f"{group}/FedNest"), ends.get("one-client/FedNest")
         if tuned is not None and central is not None:
-            words = f"{group}: FedNest {tuned:.2f} is within {_NEAR:g} points of one client's {central:.2f}"
-            findings.append((words, tuned >= central - _NEAR))
+            near = tuned.mean >= central.mean - _NEAR
+            words = f"within {100 * _NEAR:g} points of one client's {percent(central.mean)}"
+            findings.append((f"{group}: FedNest {percent(tuned.mean)} is {words}", near))
         for other in ("FedNest-SGD", "LFedNest"):
             if tuned is not None and f"{group}/{other}" in ends:
                 pair = {group: (tuned, ends[f"{group}/{other}"])}

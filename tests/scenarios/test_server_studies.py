@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from asyncfed import Result, Study, StudyResult, run_study
 from asyncfed.cli.scenarios import load_work
 from scenarios import _server_methods, aggitd_table2, fednest_minimax
+from scenarios._server_methods import Level, compared
 
 DIGITS = ["dataset=digits", "clients=6", "model=mlp:6", "batch=40"]
 SMALL = {
@@ -100,6 +103,28 @@ def test_its_sentences_follow_from_the_runs(small: StudyResult) -> None:
     one = dict(list(everything.items())[:1])
     assert len(work.summarise(one).tables[0].frame) == 1
     assert len(work.summarise(one).findings) < len(again.findings)
+
+
+def test_levels_are_told_apart_by_their_noise() -> None:
+    """A course of independent evaluations of deviation σ: the mean of its last ten has the error σ/√10, here
+    to 30% (five standard errors of a deviation from twenty correlated changes, averaged over 50 courses).
+    """
+    noise = np.random.default_rng(0).normal(0.8, 0.02, (50, 100))
+    errors = [Level.of(course).error for course in noise]
+    assert np.mean(errors) == pytest.approx(0.02 / np.sqrt(10), rel=0.3)
+    levels = [Level.of(course) for course in noise]
+    apart = [a.above(b) is not None for a, b in itertools.combinations(levels, 2)]
+    assert np.mean(apart) < 0.15
+    assert Level(0.9, 0.01).above(Level(0.8, 0.01)) is True
+    assert Level(0.8, 0.01).above(Level(0.9, 0.01)) is False
+    assert Level(0.81, 0.01).above(Level(0.8, 0.01)) is None
+    (close, none), (far, yes) = compared(
+        "{0} over {1}",
+        {"a": (Level(0.81, 0.01), Level(0.8, 0.01)), "b": (Level(0.9, 0.0), Level(0.8, 0.0))},
+    )
+    assert (none, yes) == (None, True)
+    assert close == "a: 81.00 over 80.00 (too close to say)"
+    assert far == "b: 90.00 over 80.00"
 
 
 @of("aggitd_sgd")
