@@ -10,7 +10,7 @@ demo: $(STAMP)
 	$(BIN)/asyncfed run quickstart --pictures
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,15 +1,16 @@
 """FedNest's hyper-representation on MNIST (004, Fig. 2 and 5): global or local Hessians, SVRG or SGD, τ.
 
 A perceptron 784-200-10 whose hidden layer is the outer variable, 100 clients, ten at a time, T = 1, N = 5,
-five local epochs with batches of 64. The paper prints no learning rates. Tried for FedNest on non-iid
-clients, 80 iterations, inner / outer rate: 0.003 / 0.01 (85.3%), 0.01 / 0.05 (90.2%), 0.02 / 0.1 (91.4%),
-0.05 / 0.2 (92.5%, but below 60% on the way); for LFedNest: 0.01 / 0.05 (88.1%), 0.02 / 0.1 (89.5%). At 0.02 /
-0.1, where FedNest does best, its τ = 5 diverges after 40 iterations and LFedNest after 180. Here all methods
-have 0.01 / 0.03.
+five local epochs with batches of 64. The paper prints no learning rates; the authors' public code
+(ucr-optml/FedNest, reproduce/fig2.sh) has 0.01 for both levels and 500 iterations, as here. (It has more that
+the paper does not say: dropout before the head, 0.05 Σ‖·‖ of the head's tensors in the inner loss, and
+products with each client's own Hessian in the series. None of it is here.) FedNest bears more: on non-iid
+clients, 80 iterations, inner / outer rate 0.01 / 0.05 gave 90.2%, 0.02 / 0.1 91.4%, 0.05 / 0.2 92.5% (but
+below 60% on the way). At 0.02 / 0.1 its τ = 5 diverges after 40 iterations and LFedNest after 180.
 
-All methods get the same communication rounds, but at most `iterations` outer iterations: LFedNest-NonAlt
-makes ten of them in the rounds of one of FedNest's. So the table has accuracies after the same rounds and
-after the same iterations (the paper's Fig. 5 has both, its Fig. 2 the "epochs", which are iterations).
+The table has accuracies after the same rounds and after the same outer iterations: LFedNest-NonAlt makes ten
+of these in the rounds of one of FedNest's (the paper's Fig. 5 has both, its Fig. 2 the "epochs", which are
+iterations).
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from asyncfed.protocols import LocalSteps, Neumann, Server
 from scenarios._server_methods import (
     PARTITIONS,
     Finding,
-    at_end,
     at_iteration,
     at_round,
     compared,
@@ -41,7 +41,7 @@ from topologies import star
 
 # Methods as in the paper, with the number of outer steps where it is not 1.
 PARTS = {
-    "iid": ("FedNest", "LFedNest"),
+    "iid": ("FedNest", "FedNest,tau=5", "FedNest-SGD", "LFedNest"),
     "non-iid": (
         "FedNest",
         "FedNest,tau=5",
@@ -55,14 +55,14 @@ _LOST = 0.02  # accuracy that counts as much
 
 
 def study(
-    rounds: int = 1000,
-    iterations: int = 300,
+    iterations: int = 500,
+    rounds: int | None = None,
     clients: int = 100,
     dataset: str = "mnist",
     model: str = "mlp:200",
     participation: float = 0.1,
     inner_lr: float = 0.01,
-    outer_lr: float = 0.03,
+    outer_lr: float = 0.01,
     epochs: int = 5,
     batch: int | None = 64,
     terms: int = 5,
@@ -109,7 +109,6 @@ def summarise(results: Mapping[str, Result]) -> Summary:
             "rounds/iteration": f"{rounds_per_iteration(run):.3g}",
             f"after {common} iterations": percent(at_iteration(run, common).mean),
             f"after {rounds} rounds": percent(at_round(run, rounds).mean),
-            "at the end": percent(at_end(run).mean),
             "noise": percent(noise(run)),
             "iterations": iterations(run),
             "rounds": int(run.metrics["step"].iloc[-1]),

@@ -1,5 +1,5 @@
-"""What tests share: one Ray cluster for all that need it, and one torch thread, so that small steps do not
-fight for cores.
+"""What tests share: one Ray cluster for all that need it, in one process, and one torch thread in each, so
+that small steps do not fight for cores. Tests of a file share a process, for they share what they made.
 """
 
 from __future__ import annotations
@@ -8,6 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from asyncfed.data import cifar10
 from asyncfed.data.torchvision_import import import_torchvision
 from asyncfed.errors import DataError, UnknownNameError
 from asyncfed.rng import Streams
@@ -59,7 +60,7 @@ _IMAGES = {
         transposed=True,
     ),
 }
-DATASETS = ("digits", *_IMAGES)
+DATASETS = ("digits", *_IMAGES, "cifar10")
 
 
 def data_directory(root: str | os.PathLike[str] | None = None) -> Path:
@@ -86,6 +87,7 @@ def load_dataset(
         "mnist": (N, 1, 28, 28), normalised with mean 0.1307 and standard deviation 0.3081.
         "emnist": EMNIST byclass, 62 classes, like mnist; the images are turned upright (the files hold them
         transposed).
+        "cifar10": (N, 3, 32, 32), each colour normalised with its own mean and deviation.
     root
         Data directory; see `data_directory`.
     download
@@ -93,7 +95,7 @@ def load_dataset(
     part
         "train" or "test". By default the training part of mnist (60,000) and the test part of emnist
         (116,323, which is more than the tenth of EMNIST that the experiments of the papers use; the training
-        part has 697,932).
+        part has 697,932), and the training part of cifar10 (50,000).
     limit
         Keep that many samples, drawn without replacement with `seed`, in their original order.
     """
@@ -108,12 +110,22 @@ def load_dataset(
             raise UnknownNameError(f"part of dataset {name!r}", part, files.stems)
         x, y = _read_images(name, files, part, data_directory(root), download)
         classes = files.classes
+    elif name == "cifar10":
+        part = part or "train"
+        if part not in cifar10.PARTS:
+            raise UnknownNameError(f"part of dataset {name!r}", part, cifar10.PARTS)
+        x, y = cifar10.read_cifar10(part, data_directory(root), download)
+        classes = cifar10.CLASSES
     else:
         raise UnknownNameError("dataset", name, DATASETS)
     if limit is not None:
         x, y = _draw(name, x, y, limit, seed)
-    if name in _IMAGES:  # after the draw, so that only what is kept becomes float32
+    # Only now, so that only what is kept becomes float32.
+    if name in _IMAGES:
         x = x.to(torch.float32).div_(255.0).sub_(_MEAN).div_(_STD).unsqueeze(1)
+    elif name == "cifar10":
+        mean, std = (torch.tensor(of).view(3, 1, 1) for of in (cifar10.MEAN, cifar10.STD))
+        x = x.to(torch.float32).div_(255.0).sub_(mean).div_(std)
     return Dataset(name, x, y, classes)
 
 
@@ -121,7 +133,7 @@ def has_test_part(name: str) -> bool:
     """Whether a named dataset comes with test samples that stand apart."""
     if name not in DATASETS:
         raise UnknownNameError("dataset", name, DATASETS)
-    return name in _IMAGES
+    return name != "digits"
 
 
 def load_with_test(

@@ -48,7 +48,7 @@ class Server:
         Which clients it asks: a fraction C in (0, 1] of all, drawn anew as often as the method says; or the
         numbers of some clients, always the same; or a list of such sets, taken in turn at every draw.
     weighted
-        Whether an answer counts as much as its client has samples; by default all count the same.
+        Whether an answer counts as much as its client has training samples; by default all count the same.
     quorum
         Close a round as soon as that many answers are there: a whole number, or a fraction of those asked.
         None waits for everyone.

@@ -13,12 +13,13 @@
     h ← mean [∇_x F_i(x, y^N) − ∇_x∇_y G_i(x, y^N) p];  x ← One-Round-Upper   2 rounds
 
 The mean over Q is Eq. 5. (Alg. 1 as printed drops the λ in line 6 and takes z^{N−1} in line 15; the paper's
-formula for HessIV has both as here.) With the SGD lower solver q is not needed, and a round is made only
-where there is something to send.
+formula for HessIV has both as here.) With the SGD lower solver q is not needed, and z travels with the local
+steps' y, for both are made of x, y^t and z^{t−1}: N + 3 rounds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,7 +30,17 @@ from asyncfed.protocols.fed_inn import CorrectedInnerSteps, PlainInnerSteps, inn
 from asyncfed.protocols.fed_out import CorrectedOuterSteps, Hypergradient
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.phase import whole
-from asyncfed.protocols.rounds import Answer, Round, Tensors, Workplace, check_server_protocol, draw_whole
+from asyncfed.protocols.rounds import (
+    Answer,
+    FloatArray,
+    IntArray,
+    Level,
+    Round,
+    Tensors,
+    Workplace,
+    check_server_protocol,
+    draw_whole,
+)
 from asyncfed.rng import Streams
 
 
@@ -87,22 +98,21 @@ class AggITD:
         Q = draw_whole(streams, "Q", iteration, N + 1) if self.q == "random" else self.q
         rounds: list[Round] = []
         for t in range(N + 1):
-            lower = t < N
-            if (lower and self.solver == "svrg") or t >= Q:
-                rounds.append(
-                    Gather(
-                        gradient=lower and self.solver == "svrg",
-                        begins=t == Q,
-                        moves=t > Q,
-                        ends=t == N,
-                        scale=self.scale,
-                        terms=N + 1,
-                        batch=self.batch,
-                    )
-                )
-            if lower:
-                solver = CorrectedInnerSteps if self.solver == "svrg" else PlainInnerSteps
-                rounds.append(solver(self.inner, iteration))
+            gather = Gather(
+                gradient=t < N and self.solver == "svrg",
+                begins=t == Q,
+                moves=t > Q,
+                ends=t == N,
+                scale=self.scale,
+                terms=N + 1,
+                batch=self.batch,
+            )
+            if t == N:
+                rounds += [gather]
+            elif self.solver == "svrg":
+                rounds += [gather, CorrectedInnerSteps(self.inner, iteration)]
+            else:
+                rounds += [GatherBesideSteps(gather, PlainInnerSteps(self.inner, iteration))]
         return (*rounds, Hypergradient(self.batch), CorrectedOuterSteps(self.outer, iteration))
 
 
@@ -151,3 +161,32 @@ class Gather(Round):
         if self.ends:  # line 15
             return mean | {"p": self.scale * self.terms * mean["z"]}
         return mean
+
+
+@dataclass(frozen=True)
+class GatherBesideSteps(Round):
+    """Alg. 1's r_i or z_i, where there is one, and the local SGD steps, in the same messages."""
+
+    gather: Gather
+    steps: PlainInnerSteps
+
+    phase = "aggitd"
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        return "+".join(self.answers)
+
+    @property
+    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.gather.reads
+
+    @property
+    def answers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.gather.answers, *self.steps.answers)
+
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.work(sizes, clients)
+
+    def local(self, here: Workplace, board: Tensors) -> Answer:
+        gathered, stepped = self.gather.local(here, board), self.steps.local(here, board)
+        return Answer(gathered.values | stepped.values, stepped.report)

@@ -77,7 +77,6 @@ class StartProduct(Round):
     kind = "p"
     reads = ("x", "y")
     answers = ("p",)
-    over = "outer"
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         return Answer({"p": outer_gradients_in_y(here, board["x"], board["y"], self.batch)})

@@ -11,12 +11,13 @@ FedLin (Mitra et al. 2021) is FedInn on a problem with one level.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, Tensors, Workplace
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Level, Round, Tensors, Workplace
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class CorrectedInnerSteps(Round):
     reads = ("x", "y", "q")
     answers = ("y",)
 
-    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes, clients).astype(float)
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.counts(sizes["inner"], clients).astype(float)
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         y, loss = self.steps.corrected(here.inner(board["x"]), board["y"], board["q"], self.iteration)
@@ -84,8 +85,8 @@ class PlainInnerSteps(Round):
     reads = ("x", "y")
     answers = ("y",)
 
-    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes, clients).astype(float)
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.counts(sizes["inner"], clients).astype(float)
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         y, loss = self.steps.plain(here.inner(board["x"]), board["y"], self.iteration)

@@ -11,13 +11,14 @@ In a minimax problem g = −f, so that ∇_y f = 0 at y*(x) and the indirect par
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, Tensors, Workplace
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Level, Round, Tensors, Workplace
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,6 @@ class Hypergradient(Round):
     kind = "h"
     reads = ("x", "y", "p")
     answers = ("h",)
-    over = "outer"
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         x, y = board["x"], board["y"]
@@ -53,7 +53,6 @@ class DirectGradient(Round):
     kind = "h"
     reads = ("x", "y")
     answers = ("h",)
-    over = "outer"
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         return Answer({"h": direct_gradients(here, board["x"], board["y"], self.batch)})
@@ -73,10 +72,9 @@ class CorrectedOuterSteps(Round):
     kind = "x"
     reads = ("x", "y", "h")
     answers = ("x",)
-    over = "outer"
 
-    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes, clients).astype(float)
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.counts(sizes["outer"], clients).astype(float)
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         f = here.outer_loss(board["y"], board["x"])

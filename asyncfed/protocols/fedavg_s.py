@@ -6,6 +6,7 @@ x⁺ = mean x_i,   y⁺ = mean y_i                                              
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,6 +19,7 @@ from asyncfed.protocols.rounds import (
     Answer,
     FloatArray,
     IntArray,
+    Level,
     Round,
     Tensors,
     Workplace,
@@ -46,6 +48,12 @@ class FedAvgS:
                 "FedAvg-S steps on both variables at once; give inner and outer the same steps or epochs, "
                 f"not {self.inner.steps or self.inner.epochs} and {self.outer.steps or self.outer.epochs}"
             )
+        if self.inner.epochs is not None and self.inner.batch != self.outer.batch:
+            raise ScenarioError(
+                "FedAvg-S steps on both variables at once, and epochs of batches of "
+                f"{self.inner.batch} and {self.outer.batch} samples are not equally many steps; give inner "
+                "and outer the same batch, or steps"
+            )
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         return (Simultaneous(self.inner, self.outer, iteration),)
@@ -64,8 +72,8 @@ class Simultaneous(Round):
     reads = ("x", "y")
     answers = ("x", "y")
 
-    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
-        return self.inner.counts(sizes, clients).astype(float)
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.inner.counts(sizes["inner"], clients).astype(float)
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         k = len(here.rows)

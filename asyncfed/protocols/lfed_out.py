@@ -9,6 +9,7 @@ mean of inverses is not the inverse of the mean: with different clients this con
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, Tensors, Workplace
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Level, Round, Tensors, Workplace
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,9 @@ class LocalOuterSteps(Round):
     kind = "x"
     reads = ("x", "y")
     answers = ("x",)
-    over = "outer"
 
-    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes, clients).astype(float)
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.counts(sizes["outer"], clients).astype(float)
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         y = board["y"].expand(len(here.rows), -1)

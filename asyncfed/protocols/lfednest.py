@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +23,7 @@ from asyncfed.protocols.rounds import (
     Answer,
     FloatArray,
     IntArray,
+    Level,
     Round,
     Tensors,
     Workplace,
@@ -39,7 +41,7 @@ class LFedNest:
     outer: LocalSteps = field(default_factory=lambda: LocalSteps(0.01))
     inner_rounds: int = 1
     neumann: Neumann = field(default_factory=Neumann)
-    setting: Literal["bilevel", "minimax"] = "bilevel"
+    setting: Literal["bilevel", "minimax", "compositional"] = "bilevel"
     sampling: Literal["parts", "iteration"] = "parts"
     start: Literal["warm", "fresh"] = "warm"
     server: Server = field(default_factory=Server)
@@ -49,13 +51,17 @@ class LFedNest:
 
     def __post_init__(self) -> None:
         check_server_protocol(self)
-        if self.setting not in ("bilevel", "minimax"):
-            raise ScenarioError(f"setting is {self.setting!r}; it must be 'bilevel' or 'minimax'")
+        if self.setting not in ("bilevel", "minimax", "compositional"):
+            raise ScenarioError(
+                f"setting is {self.setting!r}; it must be 'bilevel', 'minimax' or 'compositional'"
+            )
         if self.sampling not in ("parts", "iteration"):
             raise ScenarioError(f"sampling is {self.sampling!r}; it must be 'parts' or 'iteration'")
 
     @property
     def _series(self) -> Neumann | None:
+        if self.setting == "compositional":
+            return Neumann(terms=1, scale=1.0)  # its first term alone, ∇_y f_i: the Hessian is I
         return None if self.setting == "minimax" else self.neumann
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
@@ -107,8 +113,9 @@ class BothLocally(Round):
     reads = ("x", "y")
     answers = ("x", "y")
 
-    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
-        return (self.inner.counts(sizes, clients) + self.outer.counts(sizes, clients)).astype(float)
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        inner, outer = self.inner.counts(sizes["inner"], clients), self.outer.counts(sizes["outer"], clients)
+        return (inner + outer).astype(float)
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         y, loss = self.inner.plain(here.inner(board["x"]), board["y"], self.iteration)

@@ -17,7 +17,7 @@ request, as in the papers' definition of a communication round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -62,16 +62,15 @@ class Round:
     reads: ClassVar[tuple[str, ...]]
     answers: tuple[str, ...] = ()
     cohort: int = 0  # rounds of an iteration with the same number ask the same clients
-    over: Level = "inner"  # which loss's samples make an epoch, and say what an answer weighs if weighed
 
     @property
     def writes(self) -> tuple[str, ...]:
         """What changes on the board, of what is ever sent."""
         return self.answers
 
-    def work(self, sizes: IntArray, clients: IntArray) -> FloatArray:
-        """Local steps of clients with so many samples of the loss it is over."""
-        return np.ones(len(sizes))
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        """Local steps of clients with so many samples of either loss."""
+        return np.ones(len(clients))
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         raise AssertionError("every round says what its clients do")

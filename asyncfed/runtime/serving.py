@@ -12,7 +12,7 @@ from asyncfed.network.links import Network
 from asyncfed.network.server import Ask, ServerTimeline
 from asyncfed.network.timing import Timing
 from asyncfed.network.waves import Recorder
-from asyncfed.protocols.rounds import LEVELS, Round, ServerProtocol
+from asyncfed.protocols.rounds import LEVELS, Level, Round, ServerProtocol
 from asyncfed.rng import Streams
 from asyncfed.runtime.cohort import Task
 from asyncfed.runtime.engine import Evaluation, Tick, gathered
@@ -46,9 +46,18 @@ class Knowledge:
     def version(self, name: str) -> int:
         return self._version.get(name, 0)
 
+    def versions(self, round: Round) -> dict[str, int]:
+        """Of what the round reads."""
+        return {name: self.version(name) for name in round.reads}
+
     def answered(self, round: Round, clients: IntArray) -> None:
-        for name in round.reads:
-            self._known[name][clients] = self.version(name)
+        for name, version in self.versions(round).items():
+            self._known[name][clients] = version
+
+    def answered_late(self, versions: dict[str, int], client: int) -> None:
+        """To a request of an earlier round, when these were the versions."""
+        for name, version in versions.items():
+            self._known[name][client] = max(self._known[name][client], version)
 
     def changed(self, *names: str) -> None:
         for name in names:
@@ -63,7 +72,7 @@ def serve(
     backend: ServedBackend,
     recorder: Recorder,
     *,
-    sizes: dict[str, IntArray],
+    sizes: dict[Level, IntArray],
     lengths: dict[str, int],
     itemsize: int,
     evaluate_every: int,
@@ -76,6 +85,8 @@ def serve(
     n = len(sizes["inner"])
     timeline = timing.server_timeline(network, streams, recorder, protocol.server)
     knowledge = Knowledge(n, lengths, itemsize)
+    importance = sizes["inner"].astype(float) if protocol.server.weighted else np.ones(n)
+    carried: dict[int, dict[str, int]] = {}  # by the rounds from which answers were held: what they had read
     turns = 0
     last = protocol.outer_steps
     iteration = 0
@@ -101,9 +112,6 @@ def serve(
                 cohorts[round.cohort] = protocol.server.draw(streams, iteration, round.cohort, n, turns)
                 turns += 1
             asked = cohorts[round.cohort]
-            importance = (
-                sizes[round.over][asked].astype(float) if protocol.server.weighted else np.ones(len(asked))
-            )
             exchange = timeline.exchange(
                 Ask(
                     round.phase,
@@ -111,12 +119,16 @@ def serve(
                     asked,
                     knowledge.request_bytes(round, asked),
                     sum(knowledge.size(name) for name in round.answers),
-                    round.work(sizes[round.over][asked], asked),
-                    importance,
+                    round.work({level: of[asked] for level, of in sizes.items()}, asked),
+                    importance[asked],
                     series=f"{type(round).__name__} {round.kind}",  # not all that is called p may be mixed
                 )
             )
             knowledge.answered(round, exchange.clients)
+            if len(exchange.held):
+                carried[exchange.round] = knowledge.versions(round)
+            for number, client in (*(entry[:2] for entry in exchange.older), *exchange.forgotten):
+                knowledge.answered_late(carried[number], client)
             backend.run(
                 Task(
                     round,

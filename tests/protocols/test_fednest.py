@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from asyncfed import ScenarioError
+from asyncfed.data import client_data_from_lists
 from asyncfed.problems import (
+    Problem,
     bilevel_quadratic,
     compositional,
     compositional_solution,
@@ -140,7 +143,7 @@ def test_rounds_of_an_outer_iteration_are_those_of_the_papers_counted_from_the_t
         FedNest(2, inner_rounds=t, setting="minimax", **nested): 2 * t + 2,
         FedNest(2, inner_rounds=t, setting="compositional", **nested): 2 * t + 3,
         FedNest(2, inner_rounds=t, setting="single", **nested): 2 * t,
-        AggITD(2, inner_rounds=t, solver="sgd", q=0, **common): 2 * t + 3,
+        AggITD(2, inner_rounds=t, solver="sgd", q=0, **common): t + 3,
         AggITD(2, inner_rounds=t, solver="sgd", q=t, **common): t + 3,
     }
     for number, (protocol, rounds) in enumerate(protocols.items()):
@@ -170,17 +173,19 @@ def fednest_of_two(outer_steps: int) -> FedNest:
     return FedNest(outer_steps, inner=STEPS, outer=STEPS, inner_rounds=T, neumann=NEUMANN)
 
 
-def test_with_q_drawn_svrg_always_takes_as_many_rounds_and_sgd_fewer(tmp_path: Path) -> None:
+def test_whatever_q_is_drawn_an_iteration_has_as_many_rounds_and_z_travels_with_the_rest(
+    tmp_path: Path,
+) -> None:
     n = 3
     drawn = [int(Streams(4).uniforms("Q", k, 0, 1)[0] * (n + 1)) for k in range(8)]
     assert len(set(drawn)) > 2
-    for solver, expected in (
-        ("svrg", [2 * n + 3] * 8),
-        ("sgd", [2 * n - q + 3 for q in drawn]),
-    ):
+    for solver, each in (("svrg", ["q", "y"]), ("sgd", ["y"])):
         protocol = AggITD(8, STEPS, STEPS, inner_rounds=n, solver=solver)  # type: ignore[arg-type]
         result = serve(bilevel_quadratic(clients=2), protocol, tmp_path / solver, seed=4)
-        assert [len(rounds) for rounds in per_iteration(result)] == expected
+        for q, rounds in zip(drawn, per_iteration(result), strict=True):
+            plain = each * q
+            both = ["q+z", "y"] if solver == "svrg" else ["z+y"]
+            assert rounds == [*plain, *both * (n - q), "z", "h", "x"]
 
 
 # --- where it ends -----------------------------------------------------------------------------------
@@ -291,6 +296,56 @@ def test_the_hypergradient_of_a_bent_composition_is_the_chain_rule(tmp_path: Pat
     assert x.grad is not None
     torch.testing.assert_close(result.final["h"][0], x.grad, rtol=0, atol=1e-13)
     torch.testing.assert_close(result.final["outer"][0], x.detach() - 0.1 * x.grad, rtol=0, atol=1e-13)
+
+
+# --- unequal clients ---------------------------------------------------------------------------------
+
+
+def unequal(validation: tuple[tuple[float, ...], ...] = ((1.0,), (2.0, 4.0, 6.0))) -> Problem:
+    """g_i = mean ½(y − a x)² over a, f_i = mean ½(y − b)² + ½x² over b; (1, 2, 3) and (5) are the a."""
+
+    def half_square(value: Tensor) -> Tensor:
+        return 0.5 * value.square().mean()
+
+    def shards(values: tuple[tuple[float, ...], ...]) -> list[tuple[Tensor, ...]]:
+        return [(torch.tensor(some, dtype=torch.float64),) for some in values]
+
+    return Problem(
+        name="unequal",
+        data=client_data_from_lists(shards(((1.0, 2.0, 3.0), (5.0,))), validation=shards(validation)),
+        inner_loss=lambda y, x, batch: half_square(y - batch[0] * x),
+        outer_loss=lambda y, x, batch: half_square(y - batch[0]) + half_square(x),
+        outer_split="validation",
+        init_inner=lambda generator: torch.zeros(1, dtype=torch.float64),
+        init_outer=lambda generator: torch.zeros(1, dtype=torch.float64),
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["FedNest", "AggITD"])
+def test_a_client_counts_the_same_in_every_mean(kind: str, weighted: bool, tmp_path: Path) -> None:
+    """So that there is one problem, Σ w_i f_i and Σ w_i g_i. The inner Hessian is 1: a step of 1 gives
+    y = x Σ w_i mean(a), and the whole series is its first term. AggITD's with N = Q = 1 is twice that.
+    """
+    w = np.array([0.75, 0.25]) if weighted else np.array([0.5, 0.5])
+    a, b = w @ [2.0, 5.0], w @ [1.0, 4.0]
+    common: dict[str, Any] = {
+        "inner": LocalSteps(1.0), "outer": LocalSteps(0.1), "server": Server(weighted=weighted),
+    }  # fmt: skip
+    protocol: Any = FedNest(1, neumann=Neumann(1, 1.0), **common)
+    if kind == "AggITD":
+        protocol = AggITD(1, scale=1.0, q=1, **common)
+    result = serve(unequal(), protocol, tmp_path / "run", start={"x": np.array([0.8]), "y": np.zeros(1)})
+    y = 0.8 * a
+    h = 0.8 + (1 if kind == "FedNest" else 2) * a * (y - b)
+    assert result.final["inner"].item() == pytest.approx(y, abs=1e-14)
+    assert result.final["h"].item() == pytest.approx(h, abs=1e-13)
+
+
+def test_a_client_without_samples_of_the_outer_loss_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"client 0 has none \(1 such clients in all\)"):
+        serve(unequal(((), (2.0,))), FedNest(1, inner=STEPS), tmp_path / "never")
+    assert not (tmp_path / "never").exists()
 
 
 # --- settings ----------------------------------------------------------------------------------------

@@ -387,7 +387,6 @@ def test_actors_find_the_same(method: Any, tmp_path: Path) -> None:
     graph = lopsided() if isinstance(method, ITDBackward) else stochastic_directed(4, seed=1)
     case = scenario(curved(), graph, PDBO(inner, method, outer_steps=2))
     here = run(case, out=tmp_path / "here")
-    for together in (1, 3):
-        there = run(case, out=tmp_path / f"there{together}", backend="ray", clients_per_actor=together)
-        for key, value in here.final.items():
-            torch.testing.assert_close(there.final[key], value, rtol=0, atol=1e-11)
+    there = run(case, out=tmp_path / "there", backend="ray", clients_per_actor=3)
+    for key, value in here.final.items():
+        torch.testing.assert_close(there.final[key], value, rtol=0, atol=1e-11)

@@ -12,7 +12,12 @@ import torch
 
 from asyncfed import ScenarioError
 from asyncfed.data import ClientData, ClientShards
-from asyncfed.problems import bilevel_quadratic, local_hypergradient_solution, shared_solution
+from asyncfed.problems import (
+    bilevel_quadratic,
+    compositional,
+    local_hypergradient_solution,
+    shared_solution,
+)
 from asyncfed.protocols import LFedNest, LFedNestNonAlt, LFedNestSVRG, LocalSteps, Neumann, Server
 from asyncfed.rng import Streams
 from tests.protocols.served import Array, Quadratics, asked, fed_inn, iterates, serve, watched
@@ -202,7 +207,7 @@ def test_with_local_sgd_it_ends_at_the_fixed_point_of_its_affine_map(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"setting": "single"}, "setting is 'single'; it must be 'bilevel' or 'minimax'"),
+        ({"setting": "single"}, "setting is 'single'; it must be 'bilevel', 'minimax' or 'compositional'"),
         ({"sampling": "products"}, "sampling is 'products'; it must be 'parts' or 'iteration'"),
         ({"start": None}, "start is None; it must be 'warm'"),
         ({"inner_rounds": 1.5}, r"inner_rounds is 1\.5; it must be a whole number"),
@@ -220,3 +225,29 @@ def test_without_alternation_there_are_no_inner_rounds() -> None:
         ScenarioError, match="inner_rounds is 2; LFedNest-NonAlt has no inner rounds of its own"
     ):
         LFedNestNonAlt(1, LocalSteps(0.1), inner_rounds=2)
+
+
+@pytest.mark.parametrize("kind", [LFedNest, LFedNestSVRG])
+def test_in_a_composition_everybody_follows_its_own_chain_rule(kind: Any, tmp_path: Path) -> None:
+    """Alg. 5, line 8, once, by automatic differentiation of f_i(r_i(x)) with ∇f_i taken at the common y."""
+    problem = compositional(clients=4, dimension=3, outer_dimension=2, bend=0.4)
+    x = torch.tensor([0.3, -0.7], dtype=torch.float64)
+    protocol = kind(1, inner=LocalSteps(1.0), outer=LocalSteps(0.1), setting="compositional")
+    result = serve(problem, protocol, tmp_path / "run", start={"x": x})
+    M, c, W, t = problem.data.train.tensors
+    x.requires_grad_()
+    straight = M @ x
+    r = straight + c + 0.4 * straight.sin()
+    y = r.detach().mean(0)
+    slopes = torch.einsum("nij,nj->ni", W, y - t)
+    (r * slopes).sum(1).mean().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(result.final["inner"][0], y, rtol=0, atol=1e-13)
+    torch.testing.assert_close(result.final["outer"][0], x.detach() - 0.1 * x.grad, rtol=0, atol=1e-13)
+
+
+def test_the_work_of_both_is_counted_by_the_samples_of_each() -> None:
+    protocol = LFedNestNonAlt(1, LocalSteps(0.1, epochs=1, batch=2), LocalSteps(0.1, epochs=3, batch=2))
+    (both,) = protocol.rounds(0, Streams(0))
+    sizes = {"inner": np.array([10, 5]), "outer": np.array([4, 1])}
+    assert both.work(sizes, np.arange(2)).tolist() == [5 + 6, 3 + 3]  # type: ignore[arg-type]

@@ -150,3 +150,5 @@ def test_where_curvatures_differ_lfednest_stalls_where_the_closed_form_says(tmp_
 def test_fedavg_s_takes_as_many_steps_on_both_variables() -> None:
     with pytest.raises(ScenarioError, match="the same steps or epochs, not 2 and 3"):
         FedAvgS(1, LocalSteps(0.1, steps=2), LocalSteps(0.1, steps=3))
+    with pytest.raises(ScenarioError, match="batches of 5 and None samples are not equally many steps"):
+        FedAvgS(1, LocalSteps(0.1, epochs=2, batch=5), LocalSteps(0.1, epochs=2))

@@ -104,7 +104,7 @@ def test_with_a_diminishing_step_everybody_reaches_the_minimiser_of_the_average_
     truth = average_minimiser(problem)
     G = max(float((A[0] @ (truth - b[0])).norm()) for A, b in (problem.data.train.of(i) for i in range(6)))
     gaps = []
-    for steps in (1_000, 16_000):
+    for steps in (1_000, 8_000):
         schedule = Diminishing(0.5, after=200)
         protocol = SGP(steps=steps, lr=schedule, order=order, batch=None)  # type: ignore[arg-type]
         scenario = Scenario(
@@ -131,19 +131,19 @@ def test_with_a_constant_step_the_average_stands_at_the_fixed_point_of_the_expec
     n, alpha = 5, 0.05
     problem = quadratic(clients=n, dimension=2, seed=7, curvature=(1.0, 1.0))
     graph = stochastic_directed(n, seed=8)
-    protocol = SGP(steps=12_000, lr=alpha, batch=None)
+    protocol = SGP(steps=6_000, lr=alpha, batch=None)
     scenario = Scenario(
-        problem=problem, topology=graph, protocol=protocol, precision="float64", evaluate_every=12_000
+        problem=problem, topology=graph, protocol=protocol, precision="float64", evaluate_every=6_000
     )
     _, steps = run_tapped(scenario, tmp_path / "run")
-    late = range(500, 12_000)
+    late = range(500, 6_000)
     x = np.stack([(steps.stacked("z", t, n) / steps.stacked("omega", t, n)).numpy() for t in late])
     b = torch.stack([problem.data.train.of(i)[1][0] for i in range(n)]).numpy()
 
     everybody = x.mean(1)
     error = standard_error(
         everybody
-    )  # over batches of 575 steps, far longer than the 1/α = 20 steps of memory
+    )  # over batches of 275 steps, far longer than the 1/α = 20 steps of memory
     assert (np.abs(everybody.mean(0) - b.mean(0)) < 4 * error).all()
 
     P = _expected_weights(load(tmp_path / "run"), n)

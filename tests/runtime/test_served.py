@@ -222,9 +222,7 @@ def test_a_fresh_start_is_sent_again(tmp_path: Path) -> None:
 
 
 def test_what_was_not_answered_is_sent_again(tmp_path: Path) -> None:
-    """Rebuilt from the trace: a client is known to have what it was sent once an answer of it was used in
-    its own round.
-    """
+    """Rebuilt from the trace: a client is known to have what it was sent once an answer of it has come."""
     protocol = LFedNest(6, STEP, STEP, server=Server(0.7))
     result = run(scenario(protocol, timing=Lockstep(loss=0.3)), out=tmp_path / "r")
     rows = messages(result)
@@ -240,6 +238,19 @@ def test_what_was_not_answered_is_sent_again(tmp_path: Path) -> None:
             known |= {(client, name): version[name] for name in "xy"}
         version[answers.kind.iloc[0]] += 1
     assert (rows.status == "lost").sum() > 5
+
+
+def test_a_late_answer_says_what_its_client_has(tmp_path: Path) -> None:
+    """Client 1 takes 2.5 units for what takes the other one. It is at work on the first request until 2.5,
+    and that answer is used in the third round, which closes at 3. So the fourth request has no x for it.
+    """
+    server = Server(quorum=1, late="next")
+    protocol = FedNest(1, LocalSteps(0.05), inner_rounds=3, setting="minimax", server=server)
+    slow = VirtualTime(compute=1.0, latency=0.0, factors={1: 2.5})
+    result = run(scenario(protocol, clients=2, timing=slow), out=tmp_path / "r")
+    rows = requests(result)
+    straggler = rows[rows.receiver == rows.receiver.max()].bytes.tolist()
+    assert straggler[:4] == [X + Y, X + 2 * Y, X + Y, 2 * Y]
 
 
 # --- ends ------------------------------------------------------------------------------------------------

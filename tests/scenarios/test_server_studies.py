@@ -36,6 +36,7 @@ SMALL = {
 }  # fmt: skip
 ROUNDS = {  # of one outer iteration, by method
     "FBO-AggITD": 5,
+    "FBO-AggITD-SGD": 4,
     "FedNest": 10,
     "FedNest-SGD": 9,
     "direct-only": 4,
