@@ -48,7 +48,7 @@ _NEAR = 0.02  # of accuracy
 
 
 def study(
-    iterations: int = 100,
+    iterations: int = 250,
     clients: int = 100,
     dataset: str = "mnist",
     model: str = "mlp:200,100",
