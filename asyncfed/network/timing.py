@@ -13,7 +13,8 @@ from asyncfed.network.distributions import Distribution, Table, as_distribution
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
 from asyncfed.network.lockstep import LockstepTimeline
-from asyncfed.network.server import Server, ServerTimeline
+from asyncfed.network.server import Server
+from asyncfed.network.server_timeline import ServerTimeline
 from asyncfed.network.virtual_time import VirtualTimeline
 from asyncfed.network.waves import Conversation, Recorder, Timeline
 from asyncfed.network.weights import Shares

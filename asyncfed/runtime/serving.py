@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.network.links import Network
-from asyncfed.network.server import Ask, ServerTimeline
+from asyncfed.network.server_timeline import Ask, ServerTimeline
 from asyncfed.network.timing import Timing
 from asyncfed.network.waves import Recorder
 from asyncfed.protocols.rounds import LEVELS, Level, Round, ServerProtocol

@@ -16,8 +16,8 @@ The status of a message decides which of its columns hold a value:
 
 Of methods with a server, the step of a message is the number of its round, of requests and answers alike. An
 answer used in its own round has absorbed_step = step, one kept for a later round has more, and one that was
-dropped because its round had ended is late. Weights are shares of a mean over what arrived: an answer that
-is in none has a null weight.
+dropped because its round had ended, or was given up for want of a quorum, is late. Weights are shares of a
+mean over what arrived: an answer that is in none has a null weight.
 """
 
 from __future__ import annotations

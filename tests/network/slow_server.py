@@ -12,7 +12,8 @@ import numpy as np
 
 from asyncfed.network import Table
 from asyncfed.network.links import Network
-from asyncfed.network.server import Ask, Server
+from asyncfed.network.server import Server
+from asyncfed.network.server_timeline import Ask
 from asyncfed.network.waves import Status
 from asyncfed.rng import Streams
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from asyncfed.errors import QuorumError, ScenarioError, TopologyError
 from asyncfed.network import Lockstep, Table, VirtualTime
-from asyncfed.network.server import Ask, Exchange, Server, ServerTimeline
+from asyncfed.network.server import Server
+from asyncfed.network.server_timeline import Ask, Exchange, ServerTimeline
 from asyncfed.network.waves import Status
 from asyncfed.rng import Streams
 from tests.network.slow_server import Message, Recording, SlowServer
