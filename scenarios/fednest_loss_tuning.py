@@ -63,11 +63,14 @@ def study(
     terms: int = 5,
     scale: float = 0.02,
     products: Literal["random", "fixed", "sum"] = "sum",
-    central_iterations: int = 30,
+    central_steps: int = 10,
+    central_batch: int = 640,
     evaluate_every: int = 1,
     seed: int = 0,
 ) -> Study:
-    """`central_iterations` are those of the one client who holds everything: they are long."""
+    """The central ones are the one client's inner steps of an iteration: as many as those of the clients who
+    hold a hundredth each, on as many samples as ten of them.
+    """
 
     @remembered
     def problem(partition: str) -> Problem:
@@ -78,8 +81,10 @@ def study(
     def scenario(partition: str, name: str) -> Scenario:
         alone = partition == "one-client"
         common: dict[str, Any] = {
-            "outer_steps": central_iterations if alone else iterations,
-            "inner": LocalSteps(inner_lr, epochs=epochs, batch=batch),
+            "outer_steps": iterations,
+            "inner": LocalSteps(inner_lr, steps=central_steps, batch=central_batch)
+            if alone
+            else LocalSteps(inner_lr, epochs=epochs, batch=batch),
             "outer": LocalSteps(outer_lr),
             "inner_rounds": inner_rounds,
             "server": Server(participation=1.0 if alone else participation),

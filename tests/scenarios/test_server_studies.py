@@ -29,7 +29,7 @@ SMALL = {
     "aggitd_sgd": [*DIGITS, "participation=0.5", "rounds=20", "epochs=1"],
     "fednest_hyperrep": [*DIGITS, "participation=0.5", "rounds=20", "iterations=4", "epochs=1"],
     "fednest_loss_tuning": [
-        *DIGITS, "largest=150", "ratio=0.1", "participation=0.5", "iterations=2", "central_iterations=2",
+        *DIGITS, "largest=150", "ratio=0.1", "participation=0.5", "iterations=2", "central_steps=2",
         "epochs=1",
     ],
     "fednest_minimax": ["clients=8", "dimension=2", "rounds=40", "participation=0.5"],
