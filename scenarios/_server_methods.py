@@ -139,6 +139,12 @@ def _jumps(values: FloatArray) -> float:
     return float(np.diff(values[-_NOISE - 1 :]).std()) if len(values) > 2 else 0.0
 
 
+def noisier(a: Result, b: Result, metric: str = "accuracy") -> bool | None:
+    """None within a factor of 1.5: a deviation of twenty changes is known to a sixth."""
+    ratio = noise(a, metric) / max(noise(b, metric), 1e-12)
+    return None if 1 / 1.5 <= ratio <= 1.5 else ratio > 1.5
+
+
 def mean_of(result: Result, column: str) -> float:
     """Of a column that not all methods have; NaN without it."""
     return float(result.metrics[column].mean()) if column in result.metrics else float("nan")
