@@ -20,6 +20,7 @@ from scenarios._server_methods import (
     PARTITIONS,
     Finding,
     at_end,
+    at_iteration,
     compared,
     draw_costs,
     iterations,
@@ -88,12 +89,14 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
     for name, result in results.items():
         ratio, kind = name.split("/")
         groups.setdefault(ratio, {})[kind] = result
+    common = min(iterations(run) for run in results.values())
     lines: list[dict[str, Any]] = [
         {
             "participation": ratio,
             "method": kind,
             f"rounds to {100 * goal:g}%": text(rounds_to(run, goal)),
             "accuracy": percent(at_end(run).mean),
+            f"after {common} iterations": percent(at_iteration(run, common).mean),
             "noise": percent(noise(run)),
             "rounds": int(run.metrics["step"].iloc[-1]),
             "iterations": iterations(run),
@@ -107,7 +110,7 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
         "Participation, non-iid",
         pd.DataFrame(lines),
         (
-            "accuracy in %, mean of the last ten outer iterations; noise in points",
+            "accuracy in %, mean of the last ten outer iterations (or up to that one); noise in points",
             "the paper does not print its ratios",
         ),
     )
@@ -115,11 +118,11 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
     def draw(path: Path) -> object:
         return draw_costs(path, "Participation, non-iid", groups, low=40.0)
 
-    findings = [finding for ratio, runs in groups.items() for finding in _findings(ratio, runs)]
+    findings = [finding for ratio, runs in groups.items() for finding in _findings(ratio, runs, common)]
     return Summary([table], findings, {"accuracy": draw})
 
 
-def _findings(ratio: str, runs: Mapping[str, Result]) -> list[Finding]:
+def _findings(ratio: str, runs: Mapping[str, Result], common: int) -> list[Finding]:
     if set(runs) != set(METHODS):
         return []
     ends = {kind: at_end(run) for kind, run in runs.items()}
@@ -133,6 +136,10 @@ def _findings(ratio: str, runs: Mapping[str, Result]) -> list[Finding]:
         *compared(
             "after the same rounds FedNest ({0}) is above LFedNest-SVRG ({1})",
             {ratio: (ends["FedNest"], ends["LFedNest-SVRG"])},
+        ),
+        *compared(
+            "after the same iterations FedNest ({0}) is above LFedNest-SVRG ({1})",
+            {ratio: (at_iteration(runs["FedNest"], common), at_iteration(light, common))},
         ),
         (
             f"{ratio}: LFedNest-SVRG ({percent(noise(light))}) is noisier than {steadier} "
