@@ -22,8 +22,8 @@ SMALL = {
         "outer_lr=0.3",
     ],
     "aggitd_indirect": [
-        "dataset=digits", "largest=100", "clients=6", "model=mlp:6", "decay_clients=4", "iterations=2",
-        "participation=0.5",
+        "dataset=digits", "largest=100", "clients=6", "model=mlp:6", "decay_clients=4", "loss_iterations=2",
+        "decay_iterations=2", "participation=0.5",
     ],
     "aggitd_participation": [*DIGITS, "ratios=(0.34, 1.0)", "rounds=20", "epochs=1"],
     "aggitd_sgd": [*DIGITS, "participation=0.5", "rounds=20", "epochs=1"],
