@@ -38,6 +38,7 @@ from scenarios._server_methods import (
     Finding,
     at_end,
     at_round,
+    compared,
     draw_costs,
     iterations,
     noise,
@@ -233,11 +234,10 @@ def _findings(where: str, runs: Mapping[str, Result], metric: str) -> list[Findi
     if "FBO-AggITD,N=1" in runs and "FedNest-random" in runs:
         a, b = runs["FBO-AggITD,N=1"], runs["FedNest-random"]
         rounds = min(int(run.metrics["step"].iloc[-1]) for run in (a, b))
-        ours, theirs = (100 * at_round(run, rounds, metric).mean for run in (a, b))
-        words = f"{where}: after {rounds} rounds AggITD ({ours:.2f}) is above FedNest ({theirs:.2f})"
-        findings.append((words, ours > theirs))
-    if "LFedNest" in ends and "FedNest-random" in ends:
-        a_end, b_end = ends["FedNest-random"], ends["LFedNest"]
-        words = f"{where}: FedNest ({a_end:.2f}) is above LFedNest ({b_end:.2f}) at the same iterations"
-        findings.append((words, a_end > b_end))
+        pair = at_round(a, rounds, metric), at_round(b, rounds, metric)
+        findings += compared(f"after {rounds} rounds AggITD ({{0}}) is above FedNest ({{1}})", {where: pair})
+    if "LFedNest" in runs and "FedNest-random" in runs:
+        pair = at_end(runs["FedNest-random"], metric), at_end(runs["LFedNest"], metric)
+        words = "FedNest ({0}) is above LFedNest ({1}) at the same iterations"
+        findings += compared(words, {where: pair})
     return findings
