@@ -4,6 +4,7 @@ that small steps do not fight for cores. Tests of a file share a process, for th
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -17,8 +18,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> None:
+def _process() -> None:
     torch.set_num_threads(1)
+    os.environ.pop("COLUMNS", None)  # pytest-xdist says 80, and the command line would mind it
 
 
 @pytest.fixture(scope="session")
