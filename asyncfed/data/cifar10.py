@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncfed.data.torchvision_import import import_torchvision
+from asyncfed.data.torchvision_import import download_into
 from asyncfed.errors import DataError
 
 FOLDER = "cifar-10-batches-py"
@@ -43,7 +43,7 @@ def read_cifar10(part: str, root: Path, download: bool) -> tuple[Tensor, Tensor]
     folder = root / FOLDER
     wanted = [folder / name for name in PARTS[part]]
     if download and not all(path.is_file() for path in wanted):
-        _download(part, root)
+        download_into(root, "cifar10", "CIFAR10", train=part == "train")
     missing = [path.name for path in wanted if not path.is_file()]
     if missing:
         raise DataError(
@@ -66,14 +66,3 @@ def _read(path: Path) -> tuple[Tensor, Tensor]:
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise DataError(f"dataset 'cifar10': {path} cannot be read ({error}); fetch it again") from error
     return torch.from_numpy(x.copy()), torch.from_numpy(y)
-
-
-def _download(part: str, root: Path) -> None:
-    datasets = import_torchvision("torchvision.datasets")
-    try:
-        datasets.CIFAR10(root, train=part == "train", download=True)
-    except (OSError, RuntimeError) as error:
-        raise DataError(
-            f"dataset 'cifar10' could not be downloaded into {root} ({error}); "
-            "put the files there by hand, or set ASYNCFED_DATA to a directory that holds them"
-        ) from error

@@ -12,14 +12,14 @@ import gzip
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from asyncfed.data import cifar10
-from asyncfed.data.torchvision_import import import_torchvision
+from asyncfed.data.torchvision_import import download_into, import_torchvision
 from asyncfed.errors import DataError, UnknownNameError
 from asyncfed.rng import Streams
 
@@ -48,6 +48,7 @@ class _ImageFiles:
     default_part: str
     classes: int
     transposed: bool
+    options: dict[str, str] = field(default_factory=dict)  # of torchvision's class, named like the folder
 
 
 _IMAGES = {
@@ -58,6 +59,7 @@ _IMAGES = {
         "test",
         62,
         transposed=True,
+        options={"split": "byclass"},
     ),
 }
 DATASETS = ("digits", *_IMAGES, "cifar10")
@@ -186,7 +188,7 @@ def _read_images(
     raw = root / files.folder / "raw"
     wanted = [raw / f"{files.stems[part]}-{kind}" for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
     if download and any(_packed_or_not(path) is None for path in wanted):
-        _download(name, part, root)
+        download_into(root, name, files.folder, train=part == "train", **files.options)
     found = [_packed_or_not(path) for path in wanted]
     missing = [f"{path.name}[.gz]" for path, there in zip(wanted, found, strict=True) if there is None]
     images, labels = found
@@ -225,17 +227,3 @@ def _unpacked(path: Path, scratch: Path) -> str:
     with gzip.open(path, "rb") as source, target.open("wb") as sink:
         shutil.copyfileobj(source, sink, 1 << 20)
     return str(target)
-
-
-def _download(name: str, part: str, root: Path) -> None:
-    datasets = import_torchvision("torchvision.datasets")
-    try:
-        if name == "mnist":
-            datasets.MNIST(root, train=part == "train", download=True)
-        else:
-            datasets.EMNIST(root, split="byclass", train=part == "train", download=True)
-    except (OSError, RuntimeError) as error:
-        raise DataError(
-            f"dataset {name!r} could not be downloaded into {root} ({error}); "
-            "put the files there by hand, or set ASYNCFED_DATA to a directory that holds them"
-        ) from error

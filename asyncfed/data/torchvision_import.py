@@ -1,4 +1,4 @@
-"""Import torchvision, also where its compiled operators could not be loaded.
+"""Import torchvision, and let it download; also where its compiled operators could not be loaded.
 
 A torchvision built for CUDA next to a CPU-only torch fails at import ("operator torchvision::nms does not
 exist"), because it registers output shapes for operators that are not there. Datasets need none of them. So
@@ -12,16 +12,31 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+
+from asyncfed.errors import DataError
 
 
 def import_torchvision(module: str = "torchvision") -> ModuleType:
     """torchvision, or one of its modules such as "torchvision.datasets.mnist"."""
     with _missing_operators_tolerated():
         return importlib.import_module(module)
+
+
+def download_into(root: Path, name: str, kind: str, **options: Any) -> None:
+    """Let torchvision's dataset class of that kind fetch its files."""
+    datasets = import_torchvision("torchvision.datasets")
+    try:
+        getattr(datasets, kind)(root, download=True, **options)
+    except (OSError, RuntimeError) as error:
+        raise DataError(
+            f"dataset {name!r} could not be downloaded into {root} ({error}); "
+            "put the files there by hand, or set ASYNCFED_DATA to a directory that holds them"
+        ) from error
 
 
 @contextmanager

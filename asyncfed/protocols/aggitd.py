@@ -98,27 +98,29 @@ class AggITD:
         Q = draw_whole(streams, "Q", iteration, N + 1) if self.q == "random" else self.q
         rounds: list[Round] = []
         for t in range(N + 1):
-            gather = Gather(
-                gradient=t < N and self.solver == "svrg",
-                begins=t == Q,
-                moves=t > Q,
-                ends=t == N,
-                scale=self.scale,
-                terms=N + 1,
-                batch=self.batch,
-            )
-            if t == N:
-                rounds += [gather]
-            elif self.solver == "svrg":
-                rounds += [gather, CorrectedInnerSteps(self.inner, iteration)]
-            else:
-                rounds += [GatherBesideSteps(gather, PlainInnerSteps(self.inner, iteration))]
+            svrg, sgd = (t < N and self.solver == solver for solver in ("svrg", "sgd"))
+            rounds += [
+                Gather(
+                    gradient=svrg,
+                    begins=t == Q,
+                    moves=t > Q,
+                    ends=t == N,
+                    scale=self.scale,
+                    terms=N + 1,
+                    batch=self.batch,
+                    steps=PlainInnerSteps(self.inner, iteration) if sgd else None,
+                )
+            ]
+            if svrg:
+                rounds += [CorrectedInnerSteps(self.inner, iteration)]
         return (*rounds, Hypergradient(self.batch), CorrectedOuterSteps(self.outer, iteration))
 
 
 @dataclass(frozen=True)
 class Gather(Round):
-    """One pass of Alg. 1's loop: q_i (line 4), r_i (line 5) or z_i (line 6), and their means (lines 9–13)."""
+    """One pass of Alg. 1's loop: q_i (line 4), r_i (line 5) or z_i (line 6), and their means (lines 9–13);
+    with SGD the local steps as well, in the same messages.
+    """
 
     gradient: bool
     begins: bool
@@ -127,6 +129,7 @@ class Gather(Round):
     scale: float
     terms: int
     batch: int | None = None
+    steps: PlainInnerSteps | None = None
 
     phase = "aggitd"
 
@@ -140,11 +143,15 @@ class Gather(Round):
 
     @property
     def answers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("q",) * self.gradient + ("z",) * (self.begins or self.moves)
+        steps = () if self.steps is None else self.steps.answers
+        return ("q",) * self.gradient + ("z",) * (self.begins or self.moves) + steps
 
     @property
     def writes(self) -> tuple[str, ...]:
         return (*self.answers, "p") if self.ends else self.answers
+
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return super().work(sizes, clients) if self.steps is None else self.steps.work(sizes, clients)
 
     def local(self, here: Workplace, board: Tensors) -> Answer:
         x, y = board["x"], board["y"]
@@ -155,38 +162,12 @@ class Gather(Round):
             values["z"] = outer_gradients_in_y(here, x, y, self.batch)
         if self.moves:
             values["z"] = moved(here, x, y, board["z"], self.scale, self.batch)
+        if self.steps is not None:
+            stepped = self.steps.local(here, board)
+            values, report = values | stepped.values, stepped.report
         return Answer(values, report)
 
     def fold(self, board: Tensors, mean: Tensors) -> Tensors:
         if self.ends:  # line 15
             return mean | {"p": self.scale * self.terms * mean["z"]}
         return mean
-
-
-@dataclass(frozen=True)
-class GatherBesideSteps(Round):
-    """Alg. 1's r_i or z_i, where there is one, and the local SGD steps, in the same messages."""
-
-    gather: Gather
-    steps: PlainInnerSteps
-
-    phase = "aggitd"
-
-    @property
-    def kind(self) -> str:  # type: ignore[override]
-        return "+".join(self.answers)
-
-    @property
-    def reads(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.gather.reads
-
-    @property
-    def answers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.gather.answers, *self.steps.answers)
-
-    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.work(sizes, clients)
-
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        gathered, stepped = self.gather.local(here, board), self.steps.local(here, board)
-        return Answer(gathered.values | stepped.values, stepped.report)
