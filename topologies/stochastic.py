@@ -80,7 +80,7 @@ def stochastic_directed(
 
 @generator
 def star(clients: int, up: Probability = 1.0, down: Probability = 1.0, seed: int = 0) -> nx.DiGraph:
-    """A server, node 0, and clients 1..clients that talk with nobody else.
+    """Clients 0..clients−1, and a server, node number `clients`, that alone they talk with.
 
     Parameters
     ----------
@@ -95,12 +95,13 @@ def star(clients: int, up: Probability = 1.0, down: Probability = 1.0, seed: int
     """
     n = whole_number("clients", clients, 1) + 1
     streams = seeded(seed)
-    downlinks = [(0, client) for client in range(1, n)]
-    uplinks = [(client, 0) for client in range(1, n)]
-    graph = nx.DiGraph(name=f"star, {count_of_clients(clients)}", server=0)
+    server = n - 1
+    uplinks = [(client, server) for client in range(server)]
+    downlinks = [(server, client) for client in range(server)]
+    graph = nx.DiGraph(name=f"star, {count_of_clients(clients)}", server=server)
     graph.add_nodes_from(range(n))
-    # Positions as in the sorted list of all edges: the server's links stand first.
-    for edges, rule, start in ((downlinks, down, 0), (uplinks, up, len(downlinks))):
+    # Positions as in the sorted list of all edges: the server's links stand last.
+    for edges, rule, start in ((uplinks, up, 0), (downlinks, down, len(uplinks))):
         drawn = probabilities(rule, edges, n, True, streams, start)
         graph.add_edges_from((i, j, {"probability": p}) for (i, j), p in zip(edges, drawn, strict=True))
     return graph

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
-from asyncfed.network.weights import Shares
+from asyncfed.network.weights import SendersShares, Shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class Tally:
         return np.where(since > 0, since, _mean(self._absorbed[edges], steps))
 
 
-class DebiasedShares:
+class DebiasedShares(SendersShares):
     """The weights of HGP, as seen from the edge j→i on which a message comes: p̄_ij/δ̄_{j→i}, and p̄_ii kept.
 
     They are the receiver's, so that a sender's own do not sum to one. A client ignores whom it never heard
@@ -147,7 +147,7 @@ class DebiasedShares:
         return self._weights * self._network.probability, self._kept
 
 
-class TransposedShares:
+class TransposedShares(SendersShares):
     """The weights of exact recurrent backpropagation (Terashita & Hara 2022, Alg. 3): i weighs a message of j
     by p_ij(δ_i), what it would itself send to j at that step.
 

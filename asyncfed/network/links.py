@@ -3,6 +3,9 @@
 An edge is (sender, receiver); edges are sorted by sender, then receiver, so a sender's links stand together.
 Self-links always exist and are not edges. An undirected networkx graph means that both directions of a link
 are up or down together (one draw for the pair); a directed graph draws every direction for itself.
+
+Nodes are numbered in the order of the graph, the server (where there is one) last: so a client has the same
+number here, in the problem, in the metrics and in the trace.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Network:
     bandwidth: FloatArray
     latency: tuple[Distribution, ...]
     latency_of: IntArray
+    ordered: BoolArray  # whether messages on an edge arrive in the order in which they were sent
     directed: bool
     draw: IntArray
     first: IntArray  # edges first[i]:first[i + 1] leave client i
@@ -119,6 +123,7 @@ class Network:
             none,
             self.latency,
             nothing,
+            np.empty(0, dtype=np.bool_),
             True,
             nothing,
             first,
@@ -142,16 +147,22 @@ def compile_network(
     latency: float | str | Distribution = 0.0,
     bandwidth: float = np.inf,
     loss: float = 0.0,
+    ordered: bool = True,
 ) -> Network:
     """Read a marked networkx graph; the keywords are for edges that say nothing of their own."""
     if graph.is_multigraph():
         raise TopologyError(
             "the topology is a multigraph; give one edge per pair of clients (nx.Graph or nx.DiGraph)"
         )
-    labels = tuple(graph.nodes)
-    n = len(labels)
-    if n == 0:
+    if len(graph) == 0:
         raise TopologyError("the topology has no clients; give a graph with at least one node")
+    server = graph.graph.get("server")
+    if server is not None and server not in graph:
+        raise TopologyError(f"the topology's server is {server!r}, which is not one of its nodes")
+    labels = tuple(node for node in graph.nodes if server is None or node != server)
+    if server is not None:
+        labels = (*labels, server)
+    n = len(labels)
     index = {label: i for i, label in enumerate(labels)}
     directed = bool(graph.is_directed())
     rows: list[tuple[int, int, Mapping[str, Any]]] = []
@@ -179,12 +190,10 @@ def compile_network(
         position = {(i, j): e for e, (i, j, _) in enumerate(rows)}
         draw = np.array([position[min(i, j), max(i, j)] for i, j, _ in rows], dtype=np.int64)
     first = np.searchsorted(senders, np.arange(n + 1)).astype(np.int64)
-    server = graph.graph.get("server")
-    if server is not None and server not in index:
-        raise TopologyError(f"the topology's server is {server!r}, which is not one of its clients")
+    keeps_order = np.array([_flag(marks, labels, i, j, ordered) for i, j, marks in rows], dtype=np.bool_)
     return Network(
-        n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, directed,
-        draw, first, None if server is None else index[server],
+        n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, keeps_order,
+        directed, draw, first, None if server is None else index[server],
     )  # fmt: skip
 
 
@@ -212,6 +221,18 @@ def _reachable(n: int, senders: IntArray, receivers: IntArray) -> BoolArray:
     reached = np.zeros(n, dtype=np.bool_)
     reached[breadth_first_order(links, 0, return_predecessors=False)] = True
     return reached
+
+
+def _flag(
+    marks: Mapping[str, Any], labels: tuple[Hashable, ...], sender: int, receiver: int, default: bool
+) -> bool:
+    value = marks.get("ordered", default)
+    if not isinstance(value, (bool, np.bool_)):
+        raise TopologyError(
+            f"ordered of edge {labels[sender]}→{labels[receiver]} is {value!r}; it must be True (messages "
+            "keep their order) or False (they may overtake one another)"
+        )
+    return bool(value)
 
 
 def _latency(value: float | str | Distribution, sender: Hashable, receiver: Hashable) -> Distribution:

@@ -1,7 +1,4 @@
-"""A server among its clients: whom it asks, and how long it waits. What comes of it is in `server_timeline`.
-
-Clients are numbered from 0, as the problem numbers them: in the order of the nodes, the server left out.
-"""
+"""A server among its clients: whom it asks, and how long it waits. What comes of it is in `schedules.asked`."""
 
 from __future__ import annotations
 
@@ -37,6 +34,9 @@ class Server:
         kind.
     attempts
         How often those who did not answer are asked in one round before the run ends with an error.
+    requests
+        What a client does with a request that it has not begun when a newer one comes: "newest" forgets the
+        older one, "all" works off one after the other.
     """
 
     participation: float | Sequence[int] | Sequence[Sequence[int]] = 1.0
@@ -45,6 +45,7 @@ class Server:
     deadline: float | None = None
     late: Literal["drop", "next"] = "drop"
     attempts: int = 100
+    requests: Literal["newest", "all"] = "newest"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "participation", _participation(self.participation))
@@ -60,12 +61,14 @@ class Server:
             raise ScenarioError(f"deadline is {self.deadline!r}; it must be finite and above 0, or None")
         if self.late not in ("drop", "next"):
             raise ScenarioError(f"late is {self.late!r}; it must be 'drop' or 'next'")
+        if self.requests not in ("newest", "all"):
+            raise ScenarioError(f"requests is {self.requests!r}; it must be 'newest' or 'all'")
         if not _whole(self.attempts) or self.attempts < 1:
             raise ScenarioError(f"attempts is {self.attempts!r}; it must be a whole number, at least 1")
 
     def check(self, network: Network, lockstep: bool) -> None:
         """Refuse a network without a server, clients it cannot talk with, and what can never be met."""
-        clients = len(clients_of(network))
+        clients = _clients(network)
         if lockstep and self.deadline is not None:
             raise ScenarioError(
                 f"a deadline of {self.deadline} needs virtual time, for in lockstep every answer comes in "
@@ -148,20 +151,19 @@ def _participation(given: Any) -> Any:
     return tuples if several else tuples[0]
 
 
-def clients_of(network: Network) -> IntArray:
-    """The nodes that are clients: all but the server, in order."""
+def _clients(network: Network) -> int:
     if network.server is None:
         raise TopologyError(
             "the method needs a server, and the topology has none; use topologies.star(clients), or say "
             "which node of your graph it is with graph.graph['server'] = node"
         )
-    return np.delete(np.arange(network.n, dtype=np.int64), network.server)
+    return network.n - 1
 
 
 def server_links(network: Network) -> tuple[IntArray, IntArray]:
-    """For every client the edge from the server to it, and the edge back."""
-    nodes, server = clients_of(network), network.server
-    assert server is not None
+    """For every client the edge from the server (which stands last) to it, and the edge back."""
+    server = _clients(network)
+    nodes = np.arange(server, dtype=np.int64)
     code = network.senders * network.n + network.receivers
     found = []
     for wanted, way in (

@@ -1,4 +1,4 @@
-"""The two timing models, as values a scenario names; each opens a timeline on a network."""
+"""The two timing models, as values a scenario names; each opens schedules on a network."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.distributions import Distribution, Table, as_distribution
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
-from asyncfed.network.lockstep import LockstepTimeline
+from asyncfed.network.schedules.asked import AskedSchedule
+from asyncfed.network.schedules.lockstep import LockstepSchedule
+from asyncfed.network.schedules.paced import PacedSchedule
 from asyncfed.network.server import Server
-from asyncfed.network.server_timeline import ServerTimeline
-from asyncfed.network.virtual_time import VirtualTimeline
-from asyncfed.network.waves import Conversation, Recorder, Timeline
-from asyncfed.network.weights import Shares
+from asyncfed.network.waves import Conversation, Recorder, Schedule
+from asyncfed.network.weights import Mixing
+from asyncfed.network.wire import Wire
 from asyncfed.rng import Streams
 
 if TYPE_CHECKING:
@@ -44,23 +45,26 @@ class Lockstep:
         """Steps per unit of time of each client."""
         return np.ones(n)
 
-    def timeline(
+    def among_peers(
         self,
         network: Network,
-        shares: Shares,
+        mixing: Mixing,
         streams: Streams,
         talk: Conversation,
         recorder: Recorder,
         snapshot_every: float,
         tally: Tally | None = None,
-    ) -> Timeline:
-        return LockstepTimeline(network, shares, streams, talk, recorder, snapshot_every, tally=tally)
+    ) -> Schedule:
+        """One part of a method among peers."""
+        wire = Wire(network, streams, recorder, instant=True)
+        return LockstepSchedule(wire, mixing, talk, snapshot_every, tally=tally)
 
-    def server_timeline(
+    def with_server(
         self, network: Network, streams: Streams, recorder: Recorder, server: Server
-    ) -> ServerTimeline:
-        factors = np.ones(network.n - 1)
-        return ServerTimeline(network, streams, recorder, server, compute=None, factors=factors)
+    ) -> AskedSchedule:
+        """All rounds of a method with a server."""
+        wire = Wire(network, streams, recorder, instant=True)
+        return AskedSchedule(wire, streams, server, compute=None, factors=np.ones(network.n - 1))
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,12 @@ class VirtualTime:
         or a `Table`.
     factors
         How many times slower some clients are: a mapping from client to factor, or one factor per client.
-        (With a server, which is no client and takes no time: clients as the problem numbers them.)
+        (A server is no client and takes no time.)
     latency, bandwidth, loss
         For edges that carry none of their own; bandwidth in bytes per unit of time.
+    ordered
+        Whether messages on a link arrive in the order in which they were sent, as on a TCP connection, or may
+        overtake one another; for edges that do not say so themselves.
     horizon
         The virtual time at which the run ends; without it every client makes all of its steps.
     """
@@ -87,6 +94,7 @@ class VirtualTime:
     bandwidth: float = float("inf")
     loss: float = 0.0
     horizon: float | None = None
+    ordered: bool = True
 
     def __post_init__(self) -> None:
         compute = self.compute if isinstance(self.compute, Table) else as_distribution(self.compute)
@@ -118,7 +126,9 @@ class VirtualTime:
             )
 
     def network(self, graph: nx.Graph) -> Network:
-        network = compile_network(graph, latency=self.latency, bandwidth=self.bandwidth, loss=self.loss)
+        network = compile_network(
+            graph, latency=self.latency, bandwidth=self.bandwidth, loss=self.loss, ordered=self.ordered
+        )
         if network.server is None:  # with a server it depends on the method whether that is a client too
             self.pace(network.n)  # refuses what does not fit the clients
         return network
@@ -143,28 +153,29 @@ class VirtualTime:
             )
         return 1.0 / (np.array([np.mean(row) for row in self.compute.rows]) * self._factor_array(n))
 
-    def timeline(
+    def among_peers(
         self,
         network: Network,
-        shares: Shares,
+        mixing: Mixing,
         streams: Streams,
         talk: Conversation,
         recorder: Recorder,
         snapshot_every: float,
         tally: Tally | None = None,
-    ) -> Timeline:
+    ) -> Schedule:
         assert not isinstance(self.compute, (str, float, int))
-        return VirtualTimeline(
-            network, shares, streams, talk, recorder, snapshot_every,
+        return PacedSchedule(
+            Wire(network, streams, recorder, instant=False), mixing, streams, talk, snapshot_every,
             compute=self.compute, factors=self._factor_array(network.n), horizon=self.horizon, tally=tally,
         )  # fmt: skip
 
-    def server_timeline(
+    def with_server(
         self, network: Network, streams: Streams, recorder: Recorder, server: Server
-    ) -> ServerTimeline:
+    ) -> AskedSchedule:
         assert not isinstance(self.compute, (str, float, int))
+        wire = Wire(network, streams, recorder, instant=False)
         factors = self._factor_array(network.n - 1)
-        return ServerTimeline(network, streams, recorder, server, compute=self.compute, factors=factors)
+        return AskedSchedule(wire, streams, server, compute=self.compute, factors=factors)
 
     def _factor_array(self, n: int) -> FloatArray:
         if not isinstance(self.factors, Mapping) and len(self.factors) != n:

@@ -1,19 +1,19 @@
-"""What a timing model produces: waves of client steps, and snapshots between them.
+"""What a schedule produces: waves of steps, and snapshots between them.
 
-The network decides alone: a timeline computes who steps when and absorbs what, without knowing any value.
-Every client step emits one *payload*, known by its serial number, to be weighed and absorbed by others (and
-by the client itself at its next step). A wave is a set of steps that need nothing from one another, in an
-order such that everything they absorb was emitted by an earlier wave. Whoever executes the waves (a process,
-or Ray actors) gets the same numbers.
+The network decides alone: a schedule computes who steps when and absorbs what, without knowing any value.
+Every step of a node (a client, or the server) emits one *payload*, known by its serial number, to be weighed
+and absorbed by others (and by the node itself at its next step). A wave is a set of steps that need nothing
+from one another, in an order such that everything they absorb was emitted by an earlier wave. Whoever
+executes the waves (a process, or Ray actors) gets the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -31,20 +31,20 @@ class Status(IntEnum):
 
 
 @dataclass(frozen=True, eq=False)
-class Absorption:
-    """Row r of the given clients absorbs the payloads `sources[indptr[r]:indptr[r + 1]]`, weighed."""
+class Sums:
+    """Row r of an absorption takes the payloads `sources[indptr[r]:indptr[r + 1]]`, weighed."""
 
-    clients: IntArray
+    names: tuple[str, ...]  # of the variables that are mixed in this way
     indptr: IntArray
     sources: IntArray
     weights: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
-class MatrixAbsorption:
+class MatrixSums:
     """The same where all absorb from one round of everybody: payload `first` + c has weights matrix[:, c]."""
 
-    clients: IntArray
+    names: tuple[str, ...]
     matrix: FloatArray
     first: int
 
@@ -57,7 +57,7 @@ class MatrixAbsorption:
 
     @cached_property
     def indptr(self) -> IntArray:
-        return np.searchsorted(self._links[0], np.arange(len(self.clients) + 1))
+        return np.searchsorted(self._links[0], np.arange(len(self.matrix) + 1))
 
     @cached_property
     def sources(self) -> IntArray:
@@ -69,30 +69,63 @@ class MatrixAbsorption:
 
 
 @dataclass(frozen=True, eq=False)
+class Common:
+    """All rows take one and the same payload, as it is."""
+
+    names: tuple[str, ...]
+    source: int
+
+
+Channel: TypeAlias = Sums | MatrixSums | Common
+
+
+@dataclass(frozen=True, eq=False)
+class Absorption:
+    """What some nodes take in: variables that are weighed alike share a channel."""
+
+    nodes: IntArray
+    channels: tuple[Channel, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Wave:
     """Steps that may run at once: each absorbs, computes and emits payload `emits[r]`."""
 
-    absorption: Absorption | MatrixAbsorption
-    steps: IntArray
+    absorption: Absorption
+    steps: IntArray  # each node's own count, or the number of a server's round
     emits: IntArray
     released: IntArray  # payloads that nobody absorbs after this wave
     time: float  # when the last of these steps starts
+    part: int = 0  # which of the parts that were opened they are steps of
+    readers: int | None = None  # how many nodes may ever absorb what these emit; None where it may be any
+
+
+@dataclass(frozen=True)
+class Unrecorded:
+    """Messages that were sent but are not in the trace yet: that comes when their fate is known."""
+
+    arrived: int = 0
+    on_the_way: int = 0
+    bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The state every client would start its next step from, at virtual time `time`; consumes nothing."""
+    """What every client is to be judged by at virtual time `time`: the state from which it makes the step it
+    is at, or would make the next. Consumes nothing.
+    """
 
-    absorption: Absorption | MatrixAbsorption
+    absorption: Absorption
     time: float
-    steps: IntArray  # steps begun by each client
+    steps: IntArray  # steps ended by each client
     final: bool
-    waiting: int = 0  # messages that have arrived but that no step has absorbed yet: not in the trace so far
-    on_the_way: int = 0  # messages sent but not arrived: not in the trace so far either
+    part: int = 0
+    unrecorded: Unrecorded = field(default_factory=Unrecorded)
+    rounds: int | None = None  # of the server, where there is one
 
 
 class Recorder(Protocol):
-    """Where a timeline reports messages and steps; arrays are not changed after they are handed over.
+    """Where messages and steps are written down; arrays are not changed after they are handed over.
 
     A column that a status leaves empty (the arrival of a lost message, say) may be given all the same.
     """
@@ -120,7 +153,7 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a timeline needs to know of a protocol's phase: how long, how large, and what to call it."""
+    """What a schedule needs to know of a part among peers: how long, how large, and what to call it."""
 
     phase: str
     kind: str
@@ -128,9 +161,13 @@ class Conversation:
     message_bytes: int
     first_step: int = 0
     started_at: float = 0.0
+    part: int = 0
 
 
-class Timeline(Protocol):
-    """One phase of a run, as waves and snapshots; the last thing it yields is the final snapshot."""
+class Schedule(Protocol):
+    """One part of a run, as waves and snapshots; the last thing it yields is the final snapshot."""
 
     def __iter__(self) -> Iterator[Wave | Snapshot]: ...
+
+
+NO_NODES: IntArray = np.zeros(0, dtype=np.int64)

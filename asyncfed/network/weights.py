@@ -23,7 +23,13 @@ _TOLERANCE = 1e-9
 
 
 class Shares(Protocol):
-    """Weights bound to a network."""
+    """Weights bound to a network.
+
+    A sender shares among the links it has, whether or not its messages arrive. Where weights are the
+    receiver's (`by_receiver`), `of_all` is told which messages arrive, and `of_receiver` how many did.
+    """
+
+    by_receiver: bool
 
     @property
     def doubly_stochastic(self) -> bool:
@@ -35,8 +41,24 @@ class Shares(Protocol):
     def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
         """The same for one sender's links."""
 
+    def of_receiver(self, messages: int) -> float:
+        """What each of so many messages weighs at its receiver, and what it holds itself as well."""
+
     def expected(self) -> tuple[FloatArray, FloatArray]:
         """The mean of what `of_all` gives, over which links are up. A loss on the way plays no part."""
+
+
+Mixing: TypeAlias = tuple[tuple[tuple[str, ...], Shares], ...]
+"""Which variables are weighed by which shares; a message's weight in the trace is that of the first."""
+
+
+class SendersShares:
+    """What is common to weights that a sender chooses."""
+
+    by_receiver = False
+
+    def of_receiver(self, messages: int) -> float:
+        raise AssertionError("these weights are the sender's")
 
 
 @dataclass(frozen=True)
@@ -109,7 +131,32 @@ class Given:
 Weights: TypeAlias = Uniform | Metropolis | FastestMixing | Given
 
 
-class _UniformShares:
+class PullShares:
+    """1 / (messages that arrived + 1), for each of them and for what the receiver holds itself: weights that
+    sum to one at every receiver (row-stochastic), whatever was lost, where a sender's sum to one at the sender.
+    """
+
+    by_receiver = True
+    doubly_stochastic = False
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
+        keep = 1.0 / (1.0 + np.bincount(self._network.receivers, up, minlength=self._network.n))
+        return keep[self._network.receivers] * up, keep
+
+    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
+        raise AssertionError("these weights are the receiver's")
+
+    def of_receiver(self, messages: int) -> float:
+        return 1.0 / (1.0 + messages)
+
+    def expected(self) -> tuple[FloatArray, FloatArray]:
+        raise ScenarioError("the expected weights of a receiver are not known; use weights of the sender")
+
+
+class _UniformShares(SendersShares):
     def __init__(self, network: Network) -> None:
         self._network = network
         # With every link always there, uniform is doubly stochastic where degrees allow it: on a ring, say.
@@ -143,7 +190,7 @@ class _UniformShares:
         return network.probability * sent, kept
 
 
-class _FixedShares:
+class _FixedShares(SendersShares):
     def __init__(self, network: Network, weights: FloatArray) -> None:
         self._network, self._weights = network, weights
         back = np.where(network.reverse >= 0, weights[network.reverse], 0.0)

@@ -11,39 +11,39 @@ from collections.abc import Iterator
 import numpy as np
 
 from asyncfed.network.expectations import Tally
-from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
+from asyncfed.network.links import BoolArray, FloatArray, IntArray
 from asyncfed.network.waves import (
+    NO_NODES,
     Absorption,
+    Channel,
     Conversation,
-    MatrixAbsorption,
-    Recorder,
+    MatrixSums,
     Snapshot,
     Status,
+    Sums,
     Wave,
 )
-from asyncfed.network.weights import Shares
-from asyncfed.rng import Streams
+from asyncfed.network.weights import Mixing
+from asyncfed.network.wire import Wire
 
 _DENSE = 0.2  # share of all possible links from which on a matrix is the better form
 
 
-class LockstepTimeline:
-    """Every wave is everybody; payload serials are step · n + client."""
+class LockstepSchedule:
+    """Every wave is everybody; payload serials are step · n + node."""
 
     def __init__(
         self,
-        network: Network,
-        shares: Shares,
-        streams: Streams,
+        wire: Wire,
+        mixing: Mixing,
         talk: Conversation,
-        recorder: Recorder,
         snapshot_every: float,
         *,
         tally: Tally | None = None,
     ) -> None:
-        self._network, self._shares, self._streams = network, shares, streams
-        self._talk, self._recorder, self._tally = talk, recorder, tally
+        self._wire, self._mixing, self._talk, self._tally = wire, mixing, talk, tally
         self._every = max(1, round(snapshot_every))
+        network = self._network = wire.network
         n = network.n
         self._everyone = np.arange(n, dtype=np.int64)
         self._columns = network.senders.astype(np.int32), network.receivers.astype(np.int32)  # as recorded
@@ -70,49 +70,43 @@ class LockstepTimeline:
 
     def __iter__(self) -> Iterator[Wave | Snapshot]:
         n, talk = self._network.n, self._talk
-        absorption: Absorption | MatrixAbsorption = Absorption(
-            self._everyone,
-            np.zeros(n + 1, dtype=np.int64),
-            np.zeros(0, dtype=np.int64),
-            np.zeros(0, dtype=np.float64),
-        )
-        nothing = np.zeros(0, dtype=np.int64)
+        nothing = np.zeros(n + 1, dtype=np.int64)
+        names = tuple(name for names, _ in self._mixing for name in names)
+        absorption = Absorption(self._everyone, (Sums(names, nothing, NO_NODES, np.zeros(0)),))
         absorbed = np.zeros(n, dtype=np.int64)
         for t in range(talk.steps + 1):
             step, now = talk.first_step + t, talk.started_at + t
             if t % self._every == 0 or t == talk.steps:
-                yield Snapshot(absorption, now, np.full(n, step), final=t == talk.steps)
+                yield Snapshot(absorption, now, np.full(n, step), final=t == talk.steps, part=talk.part)
             if t == talk.steps:
                 return
             emits = step * n + self._everyone
-            self._recorder.steps(
-                client=self._everyone,
+            self._wire.record_steps(
+                self._everyone,
                 step=step,
                 started_at=now,
                 ended_at=now + 1.0,
                 absorbed=absorbed,
                 phase=talk.phase,
             )
-            yield Wave(absorption, np.full(n, step), emits, nothing if t == 0 else emits - n, now)
+            released = NO_NODES if t == 0 else emits - n
+            yield Wave(absorption, np.full(n, step), emits, released, now, talk.part)
             absorption, absorbed = self._send(step, now + 1.0)
 
-    def _send(self, step: int, at: float) -> tuple[Absorption | MatrixAbsorption, IntArray]:
+    def _send(self, step: int, at: float) -> tuple[Absorption, IntArray]:
         network = self._network
-        up = network.up(self._streams, step)
-        weights, kept = self._shares.of_all(up)
-        arrives = up
-        status = (~up).view(np.uint8) * np.uint8(Status.LINK_DOWN)  # delivered is 0
-        if not network.lossless:
-            lost = up & network.lost(self._streams, step)
-            status[lost] = Status.LOST
-            arrives = up & ~lost
+        up, arrives = self._wire.everybody(step)
+        shares = [(names, *own.of_all(arrives if own.by_receiver else up)) for names, own in self._mixing]
+        _, weights, kept = shares[0]
         if self._tally is not None:
             self._tally.round(weights, kept, arrives)
         if network.edges:
-            self._recorder.messages(
-                sender=self._columns[0],
-                receiver=self._columns[1],
-                status=status,
+            status = (~up).view(np.uint8) * np.uint8(Status.LINK_DOWN)  # delivered is 0
+            if not network.lossless:
+                status[up & ~arrives] = Status.LOST
+            self._wire.record(
+                *self._columns,
+                status,
                 step=step,
                 sent_at=at,
                 arrived_at=at,
@@ -123,23 +117,22 @@ class LockstepTimeline:
                 kind=self._talk.kind,
             )
         absorbed = np.bincount(network.receivers, arrives, minlength=network.n).astype(np.int64)
-        return self._absorption(step, arrives, weights, kept), absorbed
+        channels = tuple(self._channel(names, step, arrives, *own) for names, *own in shares)
+        return Absorption(self._everyone, channels), absorbed
 
-    def _absorption(
-        self, step: int, arrives: BoolArray, weights: FloatArray, kept: FloatArray
-    ) -> Absorption | MatrixAbsorption:
+    def _channel(
+        self, names: tuple[str, ...], step: int, arrives: BoolArray, weights: FloatArray, kept: FloatArray
+    ) -> Channel:
         network, first = self._network, step * self._network.n
         if self._cells is not None:
             matrix = np.zeros((network.n, network.n))
             matrix.reshape(-1)[self._cells] = weights if network.lossless else weights * arrives
             matrix.reshape(-1)[:: network.n + 1] = kept
-            return MatrixAbsorption(self._everyone, matrix, first)
+            return MatrixSums(names, matrix, first)
         self._present[: network.edges] = arrives
         self._share[: network.edges], self._share[network.edges :] = weights, kept
         here = self._present[self._order]
         np.cumsum(here, out=self._counts[1:])
         chosen = np.flatnonzero(here)
         sources = first + self._pattern_senders[chosen]
-        return Absorption(
-            self._everyone, self._counts[self._pattern_first], sources, self._share[self._order[chosen]]
-        )
+        return Sums(names, self._counts[self._pattern_first], sources, self._share[self._order[chosen]])

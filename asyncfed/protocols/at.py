@@ -1,0 +1,318 @@
+"""Where a step is made: what is at hand for some nodes of a block, and never anything of the machine.
+
+`At` offers their minibatches, whole data, derivatives, numbers, step counts and random streams. All that is
+drawn is addressed by (seed, purpose, step, client). A `Home` is what all steps of a block have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from asyncfed.data import ClientData, ClientShards
+from asyncfed.data.sampling import Sampler
+from asyncfed.problems.derivatives import Derivatives, samples_at_once
+from asyncfed.rng import Streams
+
+IntArray = npt.NDArray[np.int64]
+Level = Literal["inner", "outer"]
+
+_SAMPLES = 4096  # of all clients together, whose activations stay alive at a time
+
+
+class Home:
+    """A block's data and derivatives; `clients` are the numbers of its nodes, `n` counts the run's clients."""
+
+    def __init__(
+        self,
+        derivatives: Derivatives,
+        data: ClientData,
+        clients: IntArray,
+        n: int,
+        start: Tensor,
+        streams: Streams,
+        *,
+        server: bool = False,
+    ) -> None:
+        self.derivatives, self.data, self.clients, self.n = derivatives, data, clients, n
+        self.start, self.streams, self.server = start, streams, server
+        self.staged = derivatives.staged()
+        problem = derivatives.problem
+        self.outer = data.validation if problem.outer_split == "validation" else data.train
+        self.sampler = {
+            "inner": Sampler(streams, data.train.sizes, clients),
+            "outer": Sampler(streams, self.outer.sizes, clients),
+        }
+        self._encoded: dict[bytes, ClientShards] = {}
+        self._encoded_with = -1
+
+    def encoded(self, x: Tensor, version: int | None, rows: IntArray) -> ClientShards:
+        """The training samples of some clients after the first stage of the inner loss at x; made once for
+        each version of x.
+        """
+        if version is None:
+            return self._encode(x, rows)
+        if version != self._encoded_with:
+            self._encoded, self._encoded_with = {}, version
+        key = rows.tobytes()
+        if key not in self._encoded:
+            self._encoded[key] = self._encode(x, rows)
+        return self._encoded[key]
+
+    def _encode(self, x: Tensor, rows: IntArray) -> ClientShards:
+        stages = self.derivatives.problem.stages
+        assert stages is not None, "asked only where the loss has stages"
+        train = self.data.train if len(rows) == self.data.clients else self.data.train.select(rows)
+        outer = self.derivatives.outer.views_one(x)
+        most = samples_at_once(train)
+        pieces = [
+            stages.encode(outer, tuple(t[start : start + most] for t in train.tensors))
+            for start in range(0, train.total, most)
+        ]
+        tensors = pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))
+        return ClientShards(tensors, train.sizes)
+
+
+class At:
+    """Some nodes of a block at a step.
+
+    `rows` are their places in the block, `steps` their own step counts within the part (for a method with a
+    server: the number of the round), `room` offers tensors that a residue may be written to.
+    """
+
+    __slots__ = ("_batch", "_size", "_versions", "home", "numbers", "room", "rows", "steps")
+
+    def __init__(
+        self,
+        home: Home,
+        rows: IntArray,
+        steps: IntArray,
+        numbers: IntArray | None = None,
+        size: int | None = 1,
+        room: dict[str, Tensor] | None = None,
+        versions: dict[str, int] | None = None,
+    ) -> None:
+        self.home, self.rows, self.steps = home, rows, steps
+        self.numbers = steps if numbers is None else numbers  # of the steps in the run: what draws go by
+        self._size, self._batch = size, None
+        self.room = {} if room is None else room
+        self._versions = versions or {}
+
+    @property
+    def derivatives(self) -> Derivatives:
+        return self.home.derivatives
+
+    @property
+    def data(self) -> ClientData:
+        """Of all clients of the block; those here are its `rows`."""
+        return self.home.data
+
+    @property
+    def streams(self) -> Streams:
+        return self.home.streams
+
+    @property
+    def n(self) -> int:
+        """Clients in the run."""
+        return self.home.n
+
+    @property
+    def clients(self) -> IntArray:
+        """Their numbers in the run."""
+        return self.home.clients[self.rows]
+
+    @property
+    def server(self) -> bool:
+        """Whether this is the server, which has no data."""
+        return self.home.server
+
+    @property
+    def starting_inner(self) -> Tensor:
+        """The inner variables that the run began with."""
+        return self.home.start[_index(self.rows, self.home.start)]
+
+    @property
+    def number(self) -> int:
+        """The number of the round."""
+        return int(self.numbers[0])
+
+    @property
+    def train(self) -> ClientShards:
+        return self.home.data.train
+
+    @property
+    def outer(self) -> ClientShards:
+        """The samples of the outer loss."""
+        return self.home.outer
+
+    @property
+    def batch(self) -> tuple[Tensor, ...]:
+        """A minibatch of each client's training samples at its step (k, B, …), drawn with replacement, of the
+        size that the part says; or all of its samples.
+        """
+        if self._batch is None:
+            if self._size is None:
+                index = np.tile(np.arange(self.train.sizes[self.rows[0]]), (len(self.rows), 1))
+                self._batch = self._gathered(index)
+            else:
+                self._batch = self.minibatch(self._size)
+        return self._batch
+
+    def minibatch(self, size: int, purpose: str = "batches") -> tuple[Tensor, ...]:
+        """Another one, independent of those for other purposes."""
+        index = self.home.sampler["inner"].with_replacement(self.rows, self.numbers, size, purpose)
+        return self._gathered(index)
+
+    def uniforms(self, purpose: str, start: int = 0, count: int = 1) -> npt.NDArray[np.float64]:
+        """(k, count): random numbers of each client at its step."""
+        drawn = [
+            self.streams.uniforms(purpose, int(step), start, start + count, lane=int(client))
+            for step, client in zip(self.numbers, self.clients, strict=True)
+        ]
+        return np.stack(drawn)
+
+    def inner(self, x: Tensor) -> Samples:
+        """f_i (g_i of the methods with a server) at an outer variable that all share."""
+        if self.home.staged is not None:
+            nothing = x.new_zeros(0)
+            shards = self.home.encoded(x, self._version_of(x), self.rows)
+            return Samples(self, self.home.staged, shards, np.arange(len(self.rows)), nothing, "inner")
+        return self.inner_by_both(x)
+
+    def inner_by_both(self, x: Tensor) -> Samples:
+        """The same as a function of both variables, for its mixed derivatives."""
+        return Samples(self, self.derivatives, self.train, self.rows, x, "inner")
+
+    def outer_loss(self, y: Tensor, x: Tensor) -> Samples:
+        """The outer loss, at inner variable y."""
+        return Samples(self, self.derivatives, self.outer, self.rows, x, "outer", y)
+
+    def knows(self, versions: dict[int, int]) -> None:
+        """Which tensors (by identity) are which versions of the server's variables."""
+        object.__setattr__(self, "_versions", versions)
+
+    def _version_of(self, x: Tensor) -> int | None:
+        return self._versions.get(id(x))
+
+    def _gathered(self, index: IntArray) -> tuple[Tensor, ...]:
+        shards = self.train
+        device = shards.tensors[0].device
+        return shards.gather(torch.from_numpy(self.rows).to(device), torch.from_numpy(index).to(device))
+
+
+def _index(rows: IntArray, like: Tensor) -> slice | Tensor:
+    if len(rows) and int(rows[-1] - rows[0]) == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return torch.from_numpy(rows).to(like.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """A loss of each of some clients, over samples to be chosen.
+
+    `lam` is the outer variable, common to all; for the outer loss `y` is the inner one.
+    """
+
+    at: At = field(repr=False)
+    derivatives: Derivatives
+    shards: ClientShards
+    rows: IntArray
+    lam: Tensor
+    level: Level
+    y: Tensor | None = None
+
+    @property
+    def k(self) -> int:
+        return len(self.rows)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that a sample meets on its way to the loss."""
+        return self.derivatives.inner.d + self.derivatives.outer.d
+
+    @property
+    def sizes(self) -> IntArray:
+        return self.shards.sizes[self.rows]
+
+    def batch(self, places: IntArray, index: IntArray) -> tuple[Tensor, ...]:
+        """Samples `index` (r, B) of the clients at `places` (r,)."""
+        device = self.lam.device
+        rows = torch.from_numpy(self.rows[places]).to(device)
+        return self.shards.gather(rows, torch.from_numpy(np.ascontiguousarray(index)).to(device))
+
+    def shuffled(self, place: int, epoch: int) -> IntArray:
+        """The order in which a client goes over its samples in an epoch."""
+        return self._sampler.in_order(
+            int(self.at.rows[place]), self.at.number, epoch, f"shuffle {self.level}"
+        )
+
+    def gradient(self, v: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Of each row of v with its batch: for the inner loss in y, for the outer in x; and the losses."""
+        if self.level == "inner":
+            return self.derivatives.inner_gradient(v, self.lam.expand(len(v), -1), batch)
+        assert self.y is not None
+        return self.derivatives.outer_gradient(self.y.expand(len(v), -1), v, batch, "outer")
+
+    def descend(self, v: Tensor, batch: tuple[Tensor, ...], rate: float | Tensor) -> Tensor:
+        """A step of each row of v along its gradient, in place; returns the losses before it."""
+        if self.level == "inner":
+            return self.derivatives.descend("inner", v, self.lam.expand(len(v), -1), batch, rate)
+        assert self.y is not None
+        return self.derivatives.descend("outer", self.y.expand(len(v), -1), v, batch, rate)
+
+    def chosen(self, batch: int | None, what: str) -> Iterator[tuple[IntArray, IntArray, float]]:
+        """(places, index, share): a minibatch of each client, drawn without replacement, or all it has in
+        pieces of bounded memory; `share` is the part of a client's samples that the piece is.
+        """
+        sizes = self.sizes
+        if batch is not None:
+            taken = np.minimum(batch, sizes)
+            number, rows = self.at.number, self.at.rows
+            for size in np.unique(taken):
+                places = np.flatnonzero(taken == size)
+                draws = [
+                    self._sampler.without_replacement(int(rows[p]), number, int(size), f"minibatch {what}")
+                    for p in places
+                ]
+                yield places, np.stack(draws), 1.0
+            return
+        for size in np.unique(sizes):
+            places = np.flatnonzero(sizes == size)
+            length = min(int(size), _SAMPLES)
+            together = max(1, _SAMPLES // length)
+            for first in range(0, len(places), together):
+                some = places[first : first + together]
+                for start in range(0, int(size), length):
+                    stop = min(start + length, int(size))
+                    index = np.tile(np.arange(start, stop), (len(some), 1))
+                    yield some, index, (stop - start) / int(size)
+
+    def mean(
+        self,
+        batch: int | None,
+        what: str,
+        compute: Callable[[IntArray, tuple[Tensor, ...]], tuple[Tensor, ...]],
+        lengths: tuple[int, ...],
+    ) -> tuple[Tensor, ...]:
+        """What `compute` returns (rows per client), averaged over the samples chosen."""
+        totals = tuple(self.lam.new_zeros(self.k, length) for length in lengths)
+        whole = tuple[Tensor, ...]()
+        for places, index, share in self.chosen(batch, what):
+            found = compute(places, self.batch(places, index))
+            if share == 1.0 and len(places) == self.k:
+                whole = found
+                continue
+            at = torch.from_numpy(places).to(self.lam.device)
+            for total, value in zip(totals, found, strict=True):
+                total.index_add_(0, at, value.view(len(places), -1) * share)
+        return tuple(value.view(self.k, -1) for value in whole) if whole else totals
+
+    @property
+    def _sampler(self) -> Sampler:
+        return self.at.home.sampler[self.level]

@@ -1,0 +1,237 @@
+"""What a method is to the runtime: iterations, each a sequence of *parts*, each a few pure functions.
+
+A part sees nodes (clients, or the server) stacked along a leading axis, so that one call serves a block of
+them; never which machine they are on, nor how many there are elsewhere. Nearly every method here exchanges
+weighted sums. In each step of a part among peers a client
+
+    absorbs    y = residue + Σ weight · payload     what arrived, and the share of its own that it kept
+    computes   step(y, minibatch) → payload φ(y), residue ψ(y)
+    emits      φ, which the network weighs and delivers; ψ stays at home as it is
+
+which is the paper's y_i ← Σ_j p_ji φ_j(y_j) + ψ_i(y_i) (001, Eq. 2): z has shape (k, d), ω (k, 1), and the
+lines read as in the paper. Those who need the single messages ask for them (`each`, `Inbox.each`).
+
+Tensors that are not exchanged (the outer variable, a running estimate) live in `memory`: handed to every step
+and never changed in place, what changes is returned. A part receives what the parts before it left behind
+(`carried`) and adds to it for the next. What a part exchanges it declares (`carries`): the runtime hands over
+exactly that, and the bytes in the trace are its bytes.
+
+A method with a server is written as rounds: see `rounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from asyncfed.errors import RunError
+from asyncfed.network.expectations import Expectations
+from asyncfed.network.links import Network
+from asyncfed.network.server import Server
+from asyncfed.network.timing import Timing
+from asyncfed.network.weights import Mixing, Weights
+from asyncfed.problems.problem import Problem
+from asyncfed.protocols.at import At
+from asyncfed.rng import Streams
+
+Tensors = dict[str, Tensor]
+Steps = npt.NDArray[np.int64]
+Reports = list[dict[str, npt.NDArray[np.float64]]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How long the variables are that a part's own are made of."""
+
+    inner: int
+    outer: int
+    clients: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """What a method is to run on: all that it may have assumptions about."""
+
+    problem: Problem
+    sizes: Sizes
+    network: Network
+    weights: Weights
+    timing: Timing
+
+
+class Declared(Tensors):
+    """Variables by name, of which only those declared are there."""
+
+    def __init__(self, whose: str, values: Tensors) -> None:
+        super().__init__(values)
+        self._whose = whose
+
+    def __missing__(self, name: str) -> Tensor:
+        raise RunError(
+            f"{self._whose} reads {name!r}, which it does not declare; it declares {', '.join(self) or 'nothing'}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Messages:
+    """Single messages to a block: message m reached the node at `rows[m]` from `senders[m]`."""
+
+    rows: Steps
+    senders: Steps
+    weights: npt.NDArray[np.float64]
+    values: Tensor  # (m, d)
+
+
+class Inbox(Declared):
+    """What some nodes absorbed, by name: the weighted sums (k, d). They are the step's own, to overwrite and
+    to return as payload.
+    """
+
+    def __init__(
+        self, whose: str, totals: Tensors, each: Callable[[str], Messages] | None = None
+    ) -> None:
+        super().__init__(whose, totals)
+        self._each = each
+
+    def each(self, name: str) -> Messages:
+        """The single messages, for parts that declare so in `each`."""
+        if self._each is None:
+            raise RunError(
+                f"{self._whose} looks at single messages of {name!r}; name it in the part's `each`, so that "
+                "they are kept apart"
+            )
+        return self._each(name)
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a part starts: y(0), and what a client remembers beside it."""
+
+    absorbed: Tensors
+    memory: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a step returns. A key missing from `residue` means zero; `report` holds one number per node;
+    `memory` what changed of it.
+
+    Where a payload holds more rows than there are senders, `addressed` says which row is for whom: one entry
+    for every client.
+    """
+
+    payload: Tensors
+    residue: Tensors = field(default_factory=dict)
+    report: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
+    addressed: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The variables that clients are to be judged by (k, d); with a stride of 0 where all share one."""
+
+    inner: Tensor
+    outer: Tensor
+
+
+class Part:
+    """What most parts among peers answer; a part is a frozen dataclass that says what is particular about it.
+
+    Attributes
+    ----------
+    name, kind
+        The part's name in the trace, and that of its messages.
+    steps
+        Of each client.
+    batch
+        Minibatch size of `At.batch`; None for all of a client's training data.
+    sends
+        Whether anything travels.
+    each
+        Variables whose single messages are wanted beside their sum.
+    closing
+        Whether what the last round brought is computed on once more, with nothing sent.
+    judged
+        Whether its variables are worth evaluating.
+    estimates
+        Whether it weighs messages by what the clients saw of the network in the inner steps before.
+    needs_outer
+        Whether it makes sense only for a problem with an outer variable.
+    ends_outer_step
+        Whether the outer variable has been stepped when it is over.
+    """
+
+    name: str
+    kind: str
+    steps: int
+    batch: int | None = 1
+    sends: bool = True
+    each: tuple[str, ...] = ()
+    closing: bool = False
+    judged: bool = True
+    estimates: bool = False
+    needs_outer: bool = False
+    ends_outer_step: bool = False
+
+    def check(self, scene: Scene) -> None:
+        """Refuse a problem, network or timing that breaks an assumption."""
+        return None
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        """What a message holds: names and lengths."""
+        raise AssertionError("every part says what it exchanges")
+
+    def mixing(self, scene: Scene, learned: Expectations | None) -> Mixing:
+        """How what it exchanges is weighed: by default all of it by the scenario's weights."""
+        return ((tuple(self.carries(scene.sizes)), scene.weights.prepare(scene.network)),)
+
+    def samples_of(self, steps: Steps) -> Steps:
+        """Whose minibatch a step uses: its own, unless it goes back over older steps."""
+        return steps
+
+    def start(self, at: At, carried: Tensors) -> Start:
+        raise AssertionError("every part says how it starts")
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        raise AssertionError("every part says what a step is")
+
+    def watch(self, reports: Reports, clients: int) -> None:
+        """Stop a part that goes wrong: called now and then with what its steps have reported so far."""
+        return None
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        raise AssertionError("every part says what its clients are to be judged by")
+
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
+        """What the next part, or the result, gets beside what was carried before."""
+        return {}
+
+
+@runtime_checkable
+class Method(Protocol):
+    """What a scenario's protocol is."""
+
+    def check(self, scene: Scene) -> None:
+        """Refuse what it cannot run on, naming the reason and a remedy."""
+
+    def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
+        """Its parts in order, an outer iteration at a time."""
+
+    @property
+    def server(self) -> Server | None:
+        """How its server asks and waits; None for a method among peers."""
+
+    @property
+    def planned(self) -> int:
+        """Outer iterations, at most."""
+
+
+def whole(value: object) -> bool:
+    """Whether a number of steps or rounds is one."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
