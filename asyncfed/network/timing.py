@@ -18,12 +18,14 @@ from asyncfed.network.server_timeline import ServerTimeline
 from asyncfed.network.virtual_time import VirtualTimeline
 from asyncfed.network.waves import Conversation, Recorder, Timeline
 from asyncfed.network.weights import Shares
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
+@register("timing")
 @dataclass(frozen=True)
 class Lockstep:
     """The papers' model. A step is the unit of time.
@@ -63,6 +65,7 @@ class Lockstep:
         return ServerTimeline(network, streams, recorder, server, compute=None, factors=factors)
 
 
+@register("timing")
 @dataclass(frozen=True)
 class VirtualTime:
     """Every client at its own pace.

@@ -18,6 +18,7 @@ import numpy as np
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, FloatArray, Network
+from asyncfed.registry import register
 
 _TOLERANCE = 1e-9
 
@@ -39,6 +40,7 @@ class Shares(Protocol):
         """The mean of what `of_all` gives, over which links are up. A loss on the way plays no part."""
 
 
+@register("weights")
 @dataclass(frozen=True)
 class Uniform:
     """1 / (realised out-links, self included): what SGP uses on random links."""
@@ -47,6 +49,7 @@ class Uniform:
         return _UniformShares(network)
 
 
+@register("weights")
 @dataclass(frozen=True)
 class Metropolis:
     """1 / (1 + the larger of the two degrees): doubly stochastic on an undirected graph, and cheap."""
@@ -58,6 +61,7 @@ class Metropolis:
         return _FixedShares(network, weights)
 
 
+@register("weights")
 @dataclass(frozen=True)
 class FastestMixing:
     """The symmetric weights whose second-largest eigenvalue modulus is smallest (Boyd, Diaconis & Xiao 2004,
@@ -68,6 +72,7 @@ class FastestMixing:
         return _FixedShares(network, _fastest_mixing(network))
 
 
+@register("weights")
 @dataclass(frozen=True)
 class Given:
     """A matrix W with W[i, j] = p_ij, the share that i sends to j; rows sum to one."""
