@@ -29,18 +29,19 @@ class DataError(ScenarioError):
 
 
 class UnknownNameError(ScenarioError):
-    """A name that is not among the known ones; the message suggests the nearest."""
+    """A name that is not among the known ones; the message suggests the nearest, and the remedy if given."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str], remedy: str = "") -> None:
         choices = sorted(set(known))
         nearest = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
         listing = ", ".join(choices) if choices else "(none)"
-        super().__init__(
+        text = (
             f"unknown {what} {name!r}{hint} Known: {listing}"
             if hint
             else f"unknown {what} {name!r}; known: {listing}"
         )
+        super().__init__(f"{text}; {remedy}" if remedy else text)
         self.name = name
         self.nearest = nearest[0] if nearest else None
 

@@ -106,7 +106,7 @@ class Result:
     @cached_property
     def scenario(self) -> Scenario:
         """The scenario, built again from what the run directory says."""
-        from asyncfed.scenario import scenario_from_data
+        from asyncfed.scenario_data import scenario_from_data
 
         data = self._directory.scenario()
         data.pop("versions", None)

@@ -27,7 +27,8 @@ from asyncfed.runtime.engine import Evaluation, Tick, execute
 from asyncfed.runtime.local import LocalBackend
 from asyncfed.runtime.served import LocalServed, ServedBackend
 from asyncfed.runtime.serving import serve
-from asyncfed.scenario import Scenario, check, scenario_to_data
+from asyncfed.scenario import Scenario, check
+from asyncfed.scenario_data import scenario_to_data
 from asyncfed.trace import Totals, TraceWriter
 
 _VERSIONED = ("asyncfed", "torch", "numpy", "networkx", "ray", "pyarrow")

@@ -1,84 +1,29 @@
-"""A scenario: a problem, a network, a protocol and a seed; a Python value that can be written down and read
-again.
+"""A scenario: a problem, a network, a protocol and a seed.
 
-`check` refuses what cannot be run before anything runs. `scenario_to_data` turns a scenario into plain data
-(which a run directory keeps), `scenario_from_data` back; only types listed here are ever built from data, and
-nothing is unpickled.
+`check` refuses what cannot be run before anything runs. How a scenario is written down and read again is in
+`scenario_data`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import networkx as nx
 import numpy as np
 import torch
 
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
-from asyncfed.network import (
-    FastestMixing,
-    Given,
-    Lockstep,
-    Metropolis,
-    Table,
-    Timing,
-    Uniform,
-    VirtualTime,
-    Weights,
-)
-from asyncfed.network.distributions import Constant, Exponential, LogNormal
-from asyncfed.network.distributions import Uniform as UniformTime
+from asyncfed.network import Lockstep, Timing, Uniform, Weights
 from asyncfed.network.links import Network
-from asyncfed.problems import Derivatives, Problem, problem_from_recipe
-from asyncfed.protocols import (
-    CDBO,
-    DSGD,
-    HGP,
-    PDBO,
-    SGP,
-    VRHGP,
-    AggITD,
-    CompareHypergradients,
-    Diminishing,
-    EstimateHypergradient,
-    ExactBackprop,
-    FedAvg,
-    FedAvgS,
-    FedNest,
-    FedNestSGD,
-    GossipBilevel,
-    ITDBackward,
-    ITDForward,
-    LFedNest,
-    LFedNestNonAlt,
-    LFedNestSVRG,
-    Local,
-    LocalSteps,
-    Neumann,
-    PeerFedAvg,
-    Server,
-    StepDecay,
-)
+from asyncfed.problems import Derivatives, Problem
+from asyncfed.protocols import LocalSteps
 from asyncfed.protocols.gossip_bilevel import GossipRounds, check_size
 from asyncfed.protocols.outer import OuterPush, OuterStep, rates_by_part
 from asyncfed.protocols.phase import Phase, ProtocolLike
 from asyncfed.protocols.rounds import ServerProtocol
-
-_TYPES: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        SGP, DSGD, PeerFedAvg, Local, HGP, VRHGP, ExactBackprop, ITDForward, ITDBackward,
-        PDBO, CDBO, CompareHypergradients, EstimateHypergradient,
-        FedAvg, FedNest, FedNestSGD, LFedNest, LFedNestSVRG, LFedNestNonAlt, FedAvgS, AggITD, GossipBilevel,
-        LocalSteps, Neumann, Server, StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform,
-        Metropolis, FastestMixing, Given,
-    )
-}  # fmt: skip
-_DURATIONS = (Constant, Exponential, LogNormal, UniformTime)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,125 +206,3 @@ def _require_outer(problem: Problem) -> None:
             f"neither loss of problem {problem.name!r} depends on {', '.join(map(repr, unused))} of its "
             "outer variable, so its hypergradient is zero; use it in a loss, or leave it out"
         )
-
-
-def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
-    """Plain data (what JSON can hold) that says all of a scenario."""
-    recipe = scenario.problem.recipe
-    return {
-        "name": scenario.name,
-        "problem": recipe.as_dict() if recipe is not None else {"own": scenario.problem.name},
-        "topology": graph_to_data(scenario.topology),
-        "protocol": _encode(scenario.protocol),
-        "timing": _encode(scenario.timing),
-        "weights": _encode(scenario.weights),
-        "seed": int(scenario.seed),
-        "precision": scenario.precision,
-        "evaluate_every": scenario.evaluate_every,
-        "until": None if scenario.until is None else dict(scenario.until),
-    }
-
-
-def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
-    """The scenario that `scenario_to_data` wrote down."""
-    known = [f.name for f in dataclasses.fields(Scenario)]
-    for key in data:
-        if key not in known:
-            raise UnknownNameError("key in a scenario", key, known)
-    missing = [key for key in ("problem", "topology", "protocol") if key not in data]
-    if missing:
-        raise ScenarioError(
-            f"the scenario lacks {', '.join(missing)}; it was not written by this version of asyncfed"
-        )
-    if "own" in data["problem"]:
-        raise ScenarioError(
-            f"the problem {data['problem']['own']!r} was made of a user's own functions, "
-            "which are not stored with a run; "
-            "build the scenario from the Python file that defines them"
-        )
-    values = {key: _decode(value) for key, value in data.items() if key not in ("problem", "topology")}
-    return Scenario(
-        problem=problem_from_recipe(data["problem"]), topology=graph_from_data(data["topology"]), **values
-    )
-
-
-def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
-    """A graph in columns: compact for many edges."""
-    index = {node: place for place, node in enumerate(graph.nodes)}
-    edges = [(index[a], index[b], marks) for a, b, marks in graph.edges(data=True)]
-    names = sorted({name for _, _, marks in edges for name in marks})
-    server = graph.graph.get("server")
-    about = {} if server is None else {"server": _label(server)}
-    return {
-        "directed": graph.is_directed(),
-        "nodes": len(index) if list(index) == list(range(len(index))) else [_label(node) for node in index],
-        "about": {
-            key: value for key, value in graph.graph.items() if isinstance(value, (str, int, float, bool))
-        }
-        | about,
-        "from": [a for a, _, _ in edges],
-        "to": [b for _, b, _ in edges],
-        "marks": {name: [_encode(marks.get(name)) for _, _, marks in edges] for name in names},
-    }
-
-
-def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
-    graph = nx.DiGraph() if data["directed"] else nx.Graph()
-    nodes = list(range(data["nodes"])) if isinstance(data["nodes"], int) else data["nodes"]
-    graph.graph.update(data["about"])
-    graph.add_nodes_from(nodes)
-    columns = data["marks"]
-    for place, (a, b) in enumerate(zip(data["from"], data["to"], strict=True)):
-        marks = {name: _mark(column[place]) for name, column in columns.items() if column[place] is not None}
-        graph.add_edge(nodes[a], nodes[b], **marks)
-    return graph
-
-
-def _mark(value: Any) -> Any:
-    return float(value) if value == "inf" else value
-
-
-def _label(node: object) -> str | int:
-    node = node.item() if isinstance(node, np.integer) else node
-    return node if isinstance(node, (str, int)) else str(node)
-
-
-def _encode(value: Any) -> Any:
-    if isinstance(value, _DURATIONS):
-        return str(value)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and value == float("inf"):
-        return "inf"  # JSON has no infinity
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_encode(item) for item in value]
-    if isinstance(value, Mapping):
-        return {str(key): _encode(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and _TYPES.get(type(value).__name__) is type(value):
-        return {"type": type(value).__name__} | {
-            f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)
-        }
-    return {"own": repr(value)}
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(_decode(item) for item in value)
-    if not isinstance(value, dict):
-        return value
-    if "own" in value:
-        raise ScenarioError(
-            f"{value['own']} is not one of asyncfed's own types and cannot be built from data"
-        )
-    if "type" not in value:
-        return {key: _decode(item) for key, item in value.items()}
-    name = value["type"]
-    if name not in _TYPES:
-        raise UnknownNameError("type in a scenario", name, _TYPES)
-    known = [f.name for f in dataclasses.fields(_TYPES[name])]
-    for key in value:
-        if key != "type" and key not in known:
-            raise UnknownNameError(f"field of {name}", key, known)
-    return _TYPES[name](**{key: _decode(item) for key, item in value.items() if key != "type"})

@@ -49,38 +49,6 @@ def test_what_a_package_lists_is_there(package: str) -> None:
         assert hasattr(module, name), name
 
 
-def test_protocols_are_listed() -> None:
-    assert importlib.import_module("asyncfed.protocols").__all__ == [
-        "CDBO",
-        "DSGD",
-        "HGP",
-        "PDBO",
-        "SGP",
-        "VRHGP",
-        "AggITD",
-        "CompareHypergradients",
-        "Diminishing",
-        "EstimateHypergradient",
-        "ExactBackprop",
-        "FedAvg",
-        "FedAvgS",
-        "FedNest",
-        "FedNestSGD",
-        "GossipBilevel",
-        "ITDBackward",
-        "ITDForward",
-        "LFedNest",
-        "LFedNestNonAlt",
-        "LFedNestSVRG",
-        "Local",
-        "LocalSteps",
-        "Neumann",
-        "PeerFedAvg",
-        "Server",
-        "StepDecay",
-    ]
-
-
 def test_importing_asyncfed_loads_nothing_heavy() -> None:
     heavy = ("torch", "ray", "pandas", "pyarrow", "networkx", "numpy")
     command = f"import sys, asyncfed; print([m for m in {heavy} if m in sys.modules])"

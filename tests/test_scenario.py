@@ -25,7 +25,8 @@ from asyncfed.data import client_data_from_lists
 from asyncfed.network import Exponential, Given, LogNormal, Metropolis, Table
 from asyncfed.problems import Problem, classification, quadratic
 from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, LocalSteps, PeerFedAvg, StepDecay
-from asyncfed.scenario import check, scenario_from_data, scenario_to_data
+from asyncfed.scenario import check
+from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 from topologies import fully_connected, ring, stochastic_directed, with_links
 
 SCENARIOS = [

@@ -11,11 +11,12 @@ from typing import Any, ParamSpec
 import networkx as nx
 
 from asyncfed.errors import TopologyError, UnknownNameError
+from asyncfed.registry import register, registered
 from topologies._marks import plain
 
 P = ParamSpec("P")
 
-GENERATORS: dict[str, Callable[..., nx.Graph]] = {}
+GENERATORS: Mapping[str, Callable[..., nx.Graph]] = registered("topology")
 _NOT_PLAIN = object()
 
 
@@ -34,8 +35,7 @@ def generator(function: Callable[P, nx.Graph]) -> Callable[P, nx.Graph]:
             graph.graph["recipe"] = json.dumps({"generator": function.__name__, "arguments": arguments})
         return graph
 
-    GENERATORS[function.__name__] = noting
-    return noting
+    return register("topology")(noting)
 
 
 def from_recipe(recipe: str | Mapping[str, Any]) -> nx.Graph:

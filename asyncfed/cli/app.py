@@ -103,7 +103,8 @@ def run(
             metavar="PATH=VALUE",
             help="Change a parameter of the scenario (clients=50) or a part of it (protocol.lr=0.1, "
             "timing.latency='exponential(0.2)', problem.model=mlp:64, topology.seed=3, "
-            "weights='Metropolis()'); of a study, a parameter. Repeatable.",
+            "weights='Metropolis()', protocol='FedAvg(3, LocalSteps(0.1))'); of a study, a parameter. "
+            "Repeatable.",
         ),
     ] = None,
     only: Annotated[

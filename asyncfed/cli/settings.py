@@ -1,7 +1,7 @@
 """`--set path=value`: a scenario with some of its parts replaced.
 
-Values are Python literals, calls of asyncfed's own types (`Diminishing(0.2, after=50)`, `Metropolis()`,
-`ring(20)`), or else text.
+Values are Python literals, calls of registered names (`Diminishing(0.2, after=50)`, `Metropolis()`,
+`FedAvg(3, LocalSteps(0.1))`, `ring(20)`), or else text.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from asyncfed.errors import AsyncfedError, ScenarioError, UnknownNameError
+from asyncfed.problems import problem_from_recipe
+from asyncfed.registry import has_call, kind_of, read, to_data
 from asyncfed.scenario import Scenario
+from topologies import from_recipe
 
 _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "seed": ((int,), "a whole number"),
@@ -21,6 +24,13 @@ _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "evaluate_every": ((int, float, type(None)), "a number or None"),
     "until": ((dict, type(None)), "a mapping such as {'accuracy': 0.9}, or None"),
     "name": ((str,), "text"),
+}
+_KINDS = {
+    "protocol": "method",
+    "timing": "timing",
+    "weights": "weights",
+    "problem": "problem",
+    "topology": "topology",
 }
 
 
@@ -70,19 +80,15 @@ def _changed(scenario: Scenario, key: str, value: Any) -> Scenario:
     if not inner:
         return dataclasses.replace(scenario, **{part: _whole_part(part, value)})
     if part == "problem":
-        from asyncfed.problems import problem_from_recipe
-
         recipe = scenario.problem.recipe
         assert recipe is not None  # or its arguments would not be known
-        arguments = recipe.arguments | {inner: value}
+        arguments = recipe.arguments | {inner: to_data(_understood(value, key))}
         return dataclasses.replace(
             scenario, problem=problem_from_recipe({"factory": recipe.factory, "arguments": arguments})
         )
     if part == "topology":
-        from topologies import from_recipe
-
         recipe_data = _topology_recipe(scenario)
-        recipe_data["arguments"][inner] = value
+        recipe_data["arguments"][inner] = _understood(value, key)
         return dataclasses.replace(scenario, topology=from_recipe(recipe_data))
     return dataclasses.replace(scenario, **{part: _with(getattr(scenario, part), inner, value, key)})
 
@@ -93,13 +99,27 @@ def _with(whole: Any, path: str, value: Any, key: str) -> Any:
     current = getattr(whole, name)
     if rest:
         return dataclasses.replace(whole, **{name: _with(current, rest, value, key)})
-    if name == "lr" and isinstance(value, str):
-        value = _called(value, _makers()["lr"], "learning rate")
-    elif name in ("inner", "hypergradient", "outer", "local", "server", "neumann"):
-        value = _called(str(value), _makers()[name], name)
-    elif isinstance(current, (int, float)) and isinstance(value, str) and name != "bandwidth":
+    return dataclasses.replace(whole, **{name: _field(current, value, key)})
+
+
+def _field(current: Any, value: Any, key: str) -> Any:
+    """What is meant for a field that is `current` now. Whether it fits is for the whole to say."""
+    if kind_of(current) in ("method", "estimator", "option"):
+        made = read(str(value), what=key)  # so that a name alone will do
+        if kind_of(made) is None:
+            raise ScenarioError(f"{key} is {value!r}; write for instance {type(current).__name__}(…)")
+        return made
+    value = _understood(value, key)
+    if isinstance(current, (int, float)) and isinstance(value, str):
+        if value == "inf":
+            return float("inf")
         raise ScenarioError(f"{key} is {value!r}; it must be a number, such as {current!r}")
-    return dataclasses.replace(whole, **{name: value})
+    return value
+
+
+def _understood(value: Any, key: str) -> Any:
+    """Text with a call in it is read, any other value is itself."""
+    return read(value, what=key) if isinstance(value, str) and has_call(value) else value
 
 
 def _whole_part(part: str, value: Any) -> Any:
@@ -108,74 +128,7 @@ def _whole_part(part: str, value: Any) -> Any:
         if not isinstance(value, allowed) or isinstance(value, bool):
             raise ScenarioError(f"{part} is {value!r}; it must be {words}")
         return value
-    return _called(str(value), _makers()[part], part)
-
-
-def _called(text: str, makers: Mapping[str, Callable[..., Any]], what: str) -> Any:
-    """`Name(literals)` or just `Name`, for the names given; nothing else is evaluated."""
-    try:
-        tree = ast.parse(text, mode="eval").body
-        function = tree.func if isinstance(tree, ast.Call) else tree
-        if not isinstance(function, ast.Name):
-            raise ValueError
-        positional = [ast.literal_eval(item) for item in tree.args] if isinstance(tree, ast.Call) else []
-        named = (
-            {str(item.arg): ast.literal_eval(item.value) for item in tree.keywords}
-            if isinstance(tree, ast.Call)
-            else {}
-        )
-    except (SyntaxError, ValueError):
-        example = f"{next(iter(makers))}(…)"
-        raise ScenarioError(
-            f"cannot read {text!r} as a {what}; write for instance {example} with plain values"
-        ) from None
-    by_name = {name.lower(): maker for name, maker in makers.items()}
-    if function.id.lower() not in by_name:
-        raise UnknownNameError(what, function.id, makers)
-    return by_name[function.id.lower()](*positional, **named)
-
-
-def _makers() -> dict[str, dict[str, Callable[..., Any]]]:
-    import topologies
-    from asyncfed import network, problems, protocols
-
-    generators = [
-        name for name in topologies.__all__ if name not in ("from_recipe", "load", "save", "with_links")
-    ]
-    kinds: dict[str, list[Callable[..., Any]]] = {
-        "protocol": [protocols.SGP, protocols.DSGD, protocols.PeerFedAvg, protocols.Local],
-        "inner": [
-            protocols.SGP,
-            protocols.DSGD,
-            protocols.PeerFedAvg,
-            protocols.Local,
-            protocols.LocalSteps,
-        ],
-        "outer": [protocols.LocalSteps],
-        "local": [protocols.LocalSteps],
-        "server": [protocols.Server],
-        "neumann": [protocols.Neumann],
-        "hypergradient": [
-            protocols.HGP,
-            protocols.VRHGP,
-            protocols.ExactBackprop,
-            protocols.ITDForward,
-            protocols.ITDBackward,
-        ],
-        "timing": [network.Lockstep, network.VirtualTime],
-        "weights": [network.Uniform, network.Metropolis, network.FastestMixing],
-        "lr": [protocols.Diminishing, protocols.StepDecay],
-        "problem": [
-            problems.classification,
-            problems.quadratic,
-            problems.personalized_classification,
-            problems.personalized_characters,
-            problems.bilevel_quadratic,
-            problems.logistic_pair,
-        ],
-        "topology": [getattr(topologies, name) for name in generators],
-    }
-    return {part: {maker.__name__: maker for maker in makers} for part, makers in kinds.items()}
+    return read(str(value), _KINDS[part], part)
 
 
 def _topology_recipe(scenario: Scenario) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from asyncfed.data.datasets import (
 from asyncfed.data.long_tail import long_tail, long_tail_sizes
 from asyncfed.data.partition import (
     IID,
-    PARTITIONS,
     Bootstrap,
     DirichletOverClasses,
     DirichletOverClients,
@@ -27,7 +26,6 @@ from asyncfed.data.split import partition_data
 __all__ = [
     "DATASETS",
     "IID",
-    "PARTITIONS",
     "Bootstrap",
     "ClientData",
     "ClientShards",

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.errors import DataError, UnknownNameError
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
@@ -29,6 +30,7 @@ class Partition(Protocol):
         """One sorted array of sample numbers per client, none empty."""
 
 
+@register("partition")
 @dataclass(frozen=True)
 class IID:
     """Every client gets a random share of the same size (sizes differ by at most one)."""
@@ -39,6 +41,7 @@ class IID:
         return [np.sort(share) for share in np.array_split(order, clients)]
 
 
+@register("partition")
 @dataclass(frozen=True)
 class LabelShards:
     """Sort by label, cut into clients·per_client equal shards (±1), deal `per_client` to each client."""
@@ -66,6 +69,7 @@ class LabelShards:
         return [np.sort(np.concatenate([shards[shard] for shard in hand])) for hand in dealt]
 
 
+@register("partition")
 @dataclass(frozen=True)
 class DirichletOverClients:
     """For every class, draw proportions over the clients from Dirichlet(alpha) and cut the class accordingly.
@@ -108,6 +112,7 @@ class DirichletOverClients:
         return owner
 
 
+@register("partition")
 @dataclass(frozen=True)
 class DirichletOverClasses:
     """Every client draws its own class distribution from Dirichlet(alpha), and its samples from that.
@@ -169,6 +174,7 @@ _TEXTS: dict[str, Callable[[str], Partition]] = {
 }
 
 
+@register("partition")
 @dataclass(frozen=True)
 class Bootstrap:
     """Every client draws `samples` of them for itself, so clients share samples: for more clients than a
@@ -184,9 +190,6 @@ class Bootstrap:
         _require(clients >= 1, f"clients is {clients}; at least 1 is needed")
         drawn = streams.generator("partition").integers(0, len(labels), (clients, self.samples))
         return list(np.sort(drawn, axis=1))
-
-
-PARTITIONS = (IID, LabelShards, DirichletOverClients, DirichletOverClasses, Bootstrap)
 
 
 def parse_partition(text: str) -> Partition:

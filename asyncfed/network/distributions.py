@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeAlias
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.registry import register, registered
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -35,6 +37,7 @@ class _Text:
         return f"{self.keyword}({', '.join(repr(getattr(self, f.name)) for f in fields(self))})"
 
 
+@register("duration", "constant")
 @dataclass(frozen=True)
 class Constant(_Text):
     """Always the same."""
@@ -56,6 +59,7 @@ class Constant(_Text):
         return np.full(u.shape, float(self.value))
 
 
+@register("duration", "exponential")
 @dataclass(frozen=True)
 class Exponential(_Text):
     """Memoryless, with the given mean."""
@@ -73,6 +77,7 @@ class Exponential(_Text):
         return np.asarray(-self.mean * np.log1p(-u))
 
 
+@register("duration", "uniform")
 @dataclass(frozen=True)
 class Uniform(_Text):
     """Anything between two bounds."""
@@ -95,6 +100,7 @@ class Uniform(_Text):
         return self.low + (self.high - self.low) * u
 
 
+@register("duration", "lognormal")
 @dataclass(frozen=True)
 class LogNormal(_Text):
     """Heavy-tailed: the given median, and the deviation of its logarithm."""
@@ -120,6 +126,7 @@ class LogNormal(_Text):
         return np.asarray(self.median * np.exp(self.sigma * ndtri(np.maximum(u, 2.0**-54))))
 
 
+@register("times")
 @dataclass(frozen=True)
 class Table:
     """Compute times as given: row i belongs to client i and is read step by step, and again when it ends."""
@@ -142,9 +149,7 @@ class Table:
 
 
 Distribution: TypeAlias = Constant | Exponential | Uniform | LogNormal
-_BY_KEYWORD: dict[str, type[Constant | Exponential | Uniform | LogNormal]] = {
-    kind.keyword: kind for kind in (Constant, Exponential, Uniform, LogNormal)
-}
+_BY_KEYWORD: Mapping[str, type[Constant | Exponential | Uniform | LogNormal]] = registered("duration")
 
 
 def as_distribution(value: float | str | Distribution) -> Distribution:

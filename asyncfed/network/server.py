@@ -10,9 +10,11 @@ import numpy as np
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import IntArray, Network
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 
+@register("option")
 @dataclass(frozen=True)
 class Server:
     """How the server asks and waits.

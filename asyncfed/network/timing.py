@@ -19,12 +19,14 @@ from asyncfed.network.server import Server
 from asyncfed.network.waves import Conversation, Recorder, Schedule
 from asyncfed.network.weights import Mixing
 from asyncfed.network.wire import Wire
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 if TYPE_CHECKING:
     import networkx as nx
 
 
+@register("timing")
 @dataclass(frozen=True)
 class Lockstep:
     """The papers' model. A step is the unit of time.
@@ -67,6 +69,7 @@ class Lockstep:
         return AskedSchedule(wire, streams, server, compute=None, factors=np.ones(network.n - 1))
 
 
+@register("timing")
 @dataclass(frozen=True)
 class VirtualTime:
     """Every client at its own pace.

@@ -18,6 +18,7 @@ import numpy as np
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, FloatArray, Network
+from asyncfed.registry import register
 
 _TOLERANCE = 1e-9
 
@@ -61,6 +62,7 @@ class SendersShares:
         raise AssertionError("these weights are the sender's")
 
 
+@register("weights")
 @dataclass(frozen=True)
 class Uniform:
     """1 / (realised out-links, self included): what SGP uses on random links."""
@@ -69,6 +71,7 @@ class Uniform:
         return _UniformShares(network)
 
 
+@register("weights")
 @dataclass(frozen=True)
 class Metropolis:
     """1 / (1 + the larger of the two degrees): doubly stochastic on an undirected graph, and cheap."""
@@ -80,6 +83,7 @@ class Metropolis:
         return _FixedShares(network, weights)
 
 
+@register("weights")
 @dataclass(frozen=True)
 class FastestMixing:
     """The symmetric weights whose second-largest eigenvalue modulus is smallest (Boyd, Diaconis & Xiao 2004,
@@ -90,6 +94,7 @@ class FastestMixing:
         return _FixedShares(network, _fastest_mixing(network))
 
 
+@register("weights")
 @dataclass(frozen=True)
 class Given:
     """A matrix W with W[i, j] = p_ij, the share that i sends to j; rows sum to one."""

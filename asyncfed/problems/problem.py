@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from asyncfed.data import PARTITIONS, ClientData
+from asyncfed.data import ClientData
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems.layout import Params
+from asyncfed.registry import ONE_OF_YOUR_OWN, NotPlainError, from_data, register, registered, to_data
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -123,10 +123,6 @@ class Problem:
         return {name: metric(inner, outer, batch) for name, metric in self.metrics.items()}
 
 
-_FACTORIES: dict[str, Callable[..., Problem]] = {}
-_TYPES: dict[str, type[Any]] = {}
-
-
 def problem_factory(function: Callable[P, Problem]) -> Callable[P, Problem]:
     """Register a function that makes problems under its own name, and have it attach a recipe to each."""
     signature = inspect.signature(function)
@@ -137,73 +133,30 @@ def problem_factory(function: Callable[P, Problem]) -> Callable[P, Problem]:
         bound.apply_defaults()
         problem = function(*args, **kwargs)
         try:
-            recipe = Recipe(
-                function.__name__, {name: _encode(value) for name, value in bound.arguments.items()}
-            )
-        except _NotPlainError:
+            arguments = {name: to_data(value, strict=True) for name, value in bound.arguments.items()}
+        except NotPlainError:
             return problem
-        return dataclasses.replace(problem, recipe=recipe)
+        return dataclasses.replace(problem, recipe=Recipe(function.__name__, arguments))
 
-    _FACTORIES[function.__name__] = factory
-    return factory
+    return register("problem")(factory)
 
 
 def recipe_type(cls: type[T]) -> type[T]:
     """Let a frozen dataclass stand among a factory's arguments and still be written down in a recipe."""
-    _TYPES[cls.__name__] = cls
-    return cls
-
-
-for _partition in PARTITIONS:
-    recipe_type(_partition)
+    return register("option")(cls)
 
 
 def problem_from_recipe(data: Mapping[str, Any]) -> Problem:
     """Build the problem that a recipe (as `Recipe.as_dict` writes it) describes."""
     if set(data) != {"factory", "arguments"}:
         raise ScenarioError(f"a recipe has the keys 'factory' and 'arguments'; this one has {sorted(data)}")
-    name = data["factory"]
-    if name not in _FACTORIES:
-        raise UnknownNameError("problem", name, _FACTORIES)
-    known = inspect.signature(_FACTORIES[name]).parameters
+    name, factories = data["factory"], registered("problem")
+    if name not in factories:
+        raise UnknownNameError("problem", name, factories, ONE_OF_YOUR_OWN)
+    known = inspect.signature(factories[name]).parameters
     for argument in data["arguments"]:
         if argument not in known:
             raise UnknownNameError(f"argument of problem {name!r}", argument, known)
-    return _FACTORIES[name](**{key: _decode(value) for key, value in data["arguments"].items()})
-
-
-class _NotPlainError(Exception):
-    """An argument that cannot be written down."""
-
-
-def _encode(value: object) -> object:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, (list, tuple)):
-        return [_encode(item) for item in value]
-    if isinstance(value, dict) and "type" not in value and all(isinstance(key, str) for key in value):
-        return {key: _encode(item) for key, item in value.items()}
-    if dataclasses.is_dataclass(value) and _TYPES.get(type(value).__name__) is type(value):
-        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **fields}
-    raise _NotPlainError
-
-
-def _decode(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decode(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    items = {key: _decode(item) for key, item in value.items()}
-    if "type" not in items:
-        return items
-    name = items.pop("type")
-    if name not in _TYPES:
-        raise UnknownNameError("type in a recipe", name, _TYPES)
-    known = [f.name for f in dataclasses.fields(_TYPES[name])]
-    for key in items:
-        if key not in known:
-            raise UnknownNameError(f"field of {name}", key, known)
-    return _TYPES[name](**items)
+    arguments = {key: from_data(value, "a recipe") for key, value in data["arguments"].items()}
+    problem: Problem = factories[name](**arguments)
+    return problem

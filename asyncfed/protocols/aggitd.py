@@ -41,9 +41,11 @@ from asyncfed.protocols.rounds import (
     check_server_protocol,
     draw_whole,
 )
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 
+@register("method")
 @dataclass(frozen=True)
 class AggITD:
     """FBO-AggITD; one draw of clients per outer iteration.

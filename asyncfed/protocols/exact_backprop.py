@@ -17,8 +17,10 @@ from asyncfed.network.links import Network
 from asyncfed.network.timing import Lockstep, Timing
 from asyncfed.network.weights import Shares, Weights
 from asyncfed.protocols.hgp import HGP
+from asyncfed.registry import register
 
 
+@register("estimator")
 @dataclass(frozen=True)
 class ExactBackprop(HGP):
     """Exact recurrent backpropagation on undirected links; the parameters are those of `HGP`, of which

@@ -20,9 +20,11 @@ from torch import Tensor
 from asyncfed.errors import ScenarioError
 from asyncfed.protocols.phase import whole
 from asyncfed.protocols.rounds import Answer, Round, Tensors, Workplace, draw_whole
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 
+@register("option")
 @dataclass(frozen=True)
 class Neumann:
     """How the series is taken.

@@ -12,9 +12,11 @@ from asyncfed.network.server import Server
 from asyncfed.protocols.fed_inn import PlainInnerSteps
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.rounds import Round, check_server_protocol
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 
+@register("method")
 @dataclass(frozen=True)
 class FedAvg:
     """Federated averaging of the inner variable, at a server.

@@ -25,9 +25,11 @@ from asyncfed.protocols.rounds import (
     Workplace,
     check_server_protocol,
 )
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 
+@register("method")
 @dataclass(frozen=True)
 class FedAvgS:
     """Simultaneous descent-ascent with local steps: as many on the inner as on the outer variable."""

@@ -26,6 +26,7 @@ from asyncfed.protocols.fed_inn import PlainInnerSteps, fed_inn
 from asyncfed.protocols.fed_out import CorrectedOuterSteps, DirectGradient, Hypergradient
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.rounds import Round, check_server_protocol
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 Setting = Literal["bilevel", "minimax", "compositional", "single"]
@@ -33,6 +34,7 @@ Sampling = Literal["products", "parts", "iteration"]
 SETTINGS = ("bilevel", "minimax", "compositional", "single")
 
 
+@register("method")
 @dataclass(frozen=True)
 class FedNest:
     """FedNest.
@@ -106,6 +108,7 @@ class FedNest:
         return fed_inn(self.inner, iteration, self.batch)
 
 
+@register("method")
 @dataclass(frozen=True)
 class FedNestSGD(FedNest):
     """FedNest with local SGD instead of SVRG as the inner optimizer: T + N' + 3 rounds."""

@@ -66,11 +66,13 @@ from asyncfed.protocols.phase import (
     whole,
 )
 from asyncfed.protocols.schedules import LearningRate, check_rate, first_rate, rates
+from asyncfed.registry import register
 
 _MOST = 4_000_000  # numbers in the matrices of one message
 _GROWTH = 10.0  # of Π (I − v_i / L) h over h: there is no series any more, only room for noise
 
 
+@register("method")
 @dataclass(frozen=True)
 class GossipBilevel:
     """Gossip on variables, gradients and full second derivatives.

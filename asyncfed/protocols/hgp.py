@@ -29,8 +29,10 @@ from asyncfed.protocols.backward import (
 )
 from asyncfed.protocols.phase import Emission, Opening, Phase, Tensors
 from asyncfed.protocols.sgp import SGP
+from asyncfed.registry import register
 
 
+@register("estimator")
 @dataclass(frozen=True)
 class HGP:
     """Hyper-gradient push.

@@ -40,8 +40,10 @@ from asyncfed.protocols.backward import outer_terms
 from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, PhaseDefaults, Site, Steps, Tensors
 from asyncfed.protocols.schedules import rates
 from asyncfed.protocols.sgp import SGP
+from asyncfed.registry import register
 
 
+@register("estimator")
 @dataclass(frozen=True)
 class ITDForward:
     """Forward mode: every client carries the derivative of its z in everybody's λ.
@@ -73,6 +75,7 @@ class ITDForward:
         return _Forward(inner), _Gather(inner, self.gather)
 
 
+@register("estimator")
 @dataclass(frozen=True)
 class ITDBackward:
     """Backward mode: the steps are recorded, and gone back over.

@@ -29,9 +29,11 @@ from asyncfed.protocols.rounds import (
     Workplace,
     check_server_protocol,
 )
+from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 
+@register("method")
 @dataclass(frozen=True)
 class LFedNest:
     """Light FedNest; see `FedNest` for the parameters. Minibatches are those of `inner` and `outer`."""
@@ -73,6 +75,7 @@ class LFedNest:
         return (PlainInnerSteps(self.inner, iteration),)
 
 
+@register("method")
 @dataclass(frozen=True)
 class LFedNestSVRG(LFedNest):
     """Light FedNest with FedInn: 2T + 1 rounds. `batch` is that of q."""
@@ -83,6 +86,7 @@ class LFedNestSVRG(LFedNest):
         return fed_inn(self.inner, iteration, self.batch)
 
 
+@register("method")
 @dataclass(frozen=True)
 class LFedNestNonAlt(LFedNest):
     """Both variables locally, one average (004 App. H.1): 1 round. T is 1."""

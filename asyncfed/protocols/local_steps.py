@@ -22,12 +22,14 @@ from asyncfed.problems.threads import worthwhile_threads
 from asyncfed.protocols.phase import whole
 from asyncfed.protocols.rounds import Samples
 from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
+from asyncfed.registry import register
 
 IntArray = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 16 * 2**20  # of gradients at v⁰, or of samples, made for several steps at once
 
 
+@register("option")
 @dataclass(frozen=True)
 class LocalSteps:
     """How a client steps on its own.

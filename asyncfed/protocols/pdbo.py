@@ -21,6 +21,7 @@ from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep, Start, che
 from asyncfed.protocols.phase import Phase
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.vr_hgp import VRHGP
+from asyncfed.registry import register
 
 
 class Estimator(Protocol):
@@ -30,6 +31,7 @@ class Estimator(Protocol):
         """The inner steps and the estimate, which is carried on as "hypergradient"."""
 
 
+@register("method")
 @dataclass(frozen=True)
 class PDBO:
     """Everybody its own λ.
@@ -74,6 +76,7 @@ class PDBO:
         return (*(once * self.outer_steps), *self.inner.phases())
 
 
+@register("method")
 @dataclass(frozen=True)
 class CDBO:
     """One λ for all: SGP on λ with the hypergradient, `consensus` rounds per outer step (001 App. E).
@@ -100,6 +103,7 @@ class CDBO:
         return (*(once * self.outer_steps), *self.inner.phases())
 
 
+@register("method")
 @dataclass(frozen=True)
 class CompareHypergradients:
     """Several methods at the same variables, after the same steps of `inner`: what method k finds is carried
@@ -123,6 +127,7 @@ class CompareHypergradients:
         return (*self.inner.phases(), *backward)
 
 
+@register("method")
 @dataclass(frozen=True)
 class EstimateHypergradient:
     """The hypergradient once: after the steps of `inner`, or (`solve=False`) at the variables the run starts

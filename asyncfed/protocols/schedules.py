@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from asyncfed.errors import ScenarioError
+from asyncfed.registry import register
 
 Steps = npt.NDArray[np.int64]
 Rates = npt.NDArray[np.float64]
@@ -20,6 +21,7 @@ def _require_positive(lr: float) -> None:
         raise ScenarioError(f"a learning rate of {lr} must be finite and above 0")
 
 
+@register("rate")
 @dataclass(frozen=True)
 class StepDecay:
     """`lr`, multiplied by `factor` at each of the steps `at` (001: 0.1 at 500 and 550)."""
@@ -37,6 +39,7 @@ class StepDecay:
         return np.asarray(self.lr * np.power(float(self.factor), passed), dtype=np.float64)
 
 
+@register("rate")
 @dataclass(frozen=True)
 class Diminishing:
     """`lr` / (1 + t / `after`)^`power`; a power in (1/2, 1] sums to infinity while its squares do not."""

@@ -31,8 +31,10 @@ from asyncfed.network.weights import Weights
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, PhaseDefaults, Site, Tensors, whole
 from asyncfed.protocols.schedules import LearningRate, check_rate, rates
+from asyncfed.registry import register
 
 
+@register("method")
 @dataclass(frozen=True)
 class SGP(PhaseDefaults):
     """Stochastic gradient push.

@@ -13,8 +13,10 @@ from asyncfed.network.links import Network, require_strongly_connected
 from asyncfed.network.timing import Timing
 from asyncfed.network.weights import Weights
 from asyncfed.protocols.sgp import SGP
+from asyncfed.registry import register
 
 
+@register("method")
 @dataclass(frozen=True)
 class DSGD(SGP):
     """Decentralized SGD: SGP with doubly stochastic weights, under which every ω_i stays 1."""
@@ -30,6 +32,7 @@ class DSGD(SGP):
             )
 
 
+@register("method")
 @dataclass(frozen=True)
 class PeerFedAvg(SGP):
     """FedAvg with one local step per round and no server: SGP (4a) on the full graph with p = 1/n."""
@@ -48,6 +51,7 @@ class PeerFedAvg(SGP):
             )
 
 
+@register("method")
 @dataclass(frozen=True)
 class Local(SGP):
     """Everybody alone: SGP with self-links only. Nothing is sent, whatever the topology."""

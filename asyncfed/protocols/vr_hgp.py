@@ -33,8 +33,10 @@ from asyncfed.protocols.backward import (
 )
 from asyncfed.protocols.phase import Emission, Opening, Phase, Tensors
 from asyncfed.protocols.sgp import SGP
+from asyncfed.registry import register
 
 
+@register("estimator")
 @dataclass(frozen=True)
 class VRHGP:
     """Variance-reduced hyper-gradient push; `alpha` and `beta` in [0, 1], the rest as for `HGP`."""

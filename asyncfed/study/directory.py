@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from asyncfed.errors import DivergenceError, RunExistsError, ScenarioError, TraceError, UnknownNameError
 from asyncfed.result import Result, load
 from asyncfed.runtime.directory import RunDirectory
-from asyncfed.scenario import Scenario, scenario_to_data
+from asyncfed.scenario import Scenario
+from asyncfed.scenario_data import scenario_to_data
 from asyncfed.study.definition import Study
 from asyncfed.study.summary import Summary, from_data
 

@@ -30,7 +30,8 @@ from asyncfed.protocols import (
     StepDecay,
 )
 from asyncfed.rng import Streams
-from asyncfed.scenario import check, scenario_from_data, scenario_to_data
+from asyncfed.scenario import check
+from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 from asyncfed.truth import InnerMap, dense_hypergradient, expected_matrix, stationary_point
 from tests.helpers import Steps
 from tests.test_truth import ridge

@@ -30,7 +30,7 @@ from asyncfed.protocols import (
     Local,
     StepDecay,
 )
-from asyncfed.scenario import scenario_from_data, scenario_to_data
+from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 from asyncfed.truth import InnerMap, Point, dense_hypergradient, expected_matrix
 from tests.helpers import files_of, run_tapped
 from topologies import fully_connected, stochastic_directed

@@ -39,7 +39,7 @@ from asyncfed.protocols import (
     Neumann,
     Server,
 )
-from asyncfed.scenario import scenario_from_data, scenario_to_data
+from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 from tests.helpers import files_of
 from topologies import ring, star
 

@@ -9,7 +9,8 @@ import pytest
 
 from asyncfed import run
 from asyncfed.cli.scenarios import known_scenarios, load_scenario
-from asyncfed.scenario import check, scenario_from_data, scenario_to_data
+from asyncfed.scenario import check
+from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 
 SMALL = {
     "stragglers": ["horizon=20"],

@@ -1,0 +1,105 @@
+"""A scenario as plain data (what JSON can hold), which a run directory keeps, and back.
+
+Types are those of the registry; importing this module registers all that come along. A problem is its recipe,
+a graph its edges in columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import networkx as nx
+import numpy as np
+
+from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.problems import problem_from_recipe
+from asyncfed.registry import from_data, to_data
+from asyncfed.scenario import Scenario
+
+
+def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
+    """Plain data (what JSON can hold) that says all of a scenario."""
+    recipe = scenario.problem.recipe
+    return {
+        "name": scenario.name,
+        "problem": recipe.as_dict() if recipe is not None else {"own": scenario.problem.name},
+        "topology": graph_to_data(scenario.topology),
+        "protocol": to_data(scenario.protocol),
+        "timing": to_data(scenario.timing),
+        "weights": to_data(scenario.weights),
+        "seed": int(scenario.seed),
+        "precision": scenario.precision,
+        "evaluate_every": scenario.evaluate_every,
+        "until": None if scenario.until is None else dict(scenario.until),
+    }
+
+
+def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
+    """The scenario that `scenario_to_data` wrote down."""
+    known = [f.name for f in dataclasses.fields(Scenario)]
+    for key in data:
+        if key not in known:
+            raise UnknownNameError("key in a scenario", key, known)
+    missing = [key for key in ("problem", "topology", "protocol") if key not in data]
+    if missing:
+        raise ScenarioError(
+            f"the scenario lacks {', '.join(missing)}; it was not written by this version of asyncfed"
+        )
+    if "own" in data["problem"]:
+        raise ScenarioError(
+            f"the problem {data['problem']['own']!r} was made of a user's own functions, "
+            "which are not stored with a run; build the scenario from the Python file that defines them. "
+            "To have it stored next time, make it in a function marked with @problem_factory from "
+            "asyncfed.problems"
+        )
+    values = {
+        key: value if key == "name" else from_data(value, "a scenario")
+        for key, value in data.items()
+        if key not in ("problem", "topology")
+    }
+    return Scenario(
+        problem=problem_from_recipe(data["problem"]), topology=graph_from_data(data["topology"]), **values
+    )
+
+
+def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
+    """A graph in columns: compact for many edges."""
+    index = {node: place for place, node in enumerate(graph.nodes)}
+    edges = [(index[a], index[b], marks) for a, b, marks in graph.edges(data=True)]
+    names = sorted({name for _, _, marks in edges for name in marks})
+    server = graph.graph.get("server")
+    about = {} if server is None else {"server": _label(server)}
+    return {
+        "directed": graph.is_directed(),
+        "nodes": len(index) if list(index) == list(range(len(index))) else [_label(node) for node in index],
+        "about": {
+            key: value for key, value in graph.graph.items() if isinstance(value, (str, int, float, bool))
+        }
+        | about,
+        "from": [a for a, _, _ in edges],
+        "to": [b for _, b, _ in edges],
+        "marks": {name: [to_data(marks.get(name)) for _, _, marks in edges] for name in names},
+    }
+
+
+def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
+    graph = nx.DiGraph() if data["directed"] else nx.Graph()
+    nodes = list(range(data["nodes"])) if isinstance(data["nodes"], int) else data["nodes"]
+    graph.graph.update(data["about"])
+    graph.add_nodes_from(nodes)
+    columns = data["marks"]
+    for place, (a, b) in enumerate(zip(data["from"], data["to"], strict=True)):
+        marks = {name: _mark(column[place]) for name, column in columns.items() if column[place] is not None}
+        graph.add_edge(nodes[a], nodes[b], **marks)
+    return graph
+
+
+def _mark(value: Any) -> Any:
+    return float(value) if value == "inf" else value
+
+
+def _label(node: object) -> str | int:
+    node = node.item() if isinstance(node, np.integer) else node
+    return node if isinstance(node, (str, int)) else str(node)
