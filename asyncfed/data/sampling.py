@@ -49,9 +49,7 @@ class Sampler:
         )
         return np.asarray(np.argsort(drawn, kind="stable"), dtype=np.int64)
 
-    def _uniforms(
-        self, rows: IntArray, steps: IntArray, size: int, purpose: str
-    ) -> npt.NDArray[np.float64]:
+    def _uniforms(self, rows: IntArray, steps: IntArray, size: int, purpose: str) -> npt.NDArray[np.float64]:
         clients = self._clients[rows]
         together = self._contiguous and (steps == steps[0]).all() and int(rows[-1] - rows[0]) == len(rows) - 1
         if together:

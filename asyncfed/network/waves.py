@@ -38,6 +38,7 @@ class Sums:
     indptr: IntArray
     sources: IntArray
     weights: FloatArray
+    senders: IntArray  # of the sources
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,10 @@ class MatrixSums:
     @cached_property
     def weights(self) -> FloatArray:
         return self.matrix[self._links]
+
+    @cached_property
+    def senders(self) -> IntArray:
+        return self._links[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@
     h ← mean [∇_x F_i(x, y^N) − ∇_x∇_y G_i(x, y^N) p];  x ← One-Round-Upper   2 rounds
 
 The mean over Q is Eq. 5. (Alg. 1 as printed drops the λ in line 6 and takes z^{N−1} in line 15; the paper's
-formula for HessIV has both as here.) With the SGD lower solver q is not needed, and z travels with the local
+formula for HessIV has both as at.) With the SGD lower solver q is not needed, and z travels with the local
 steps' y, for both are made of x, y^t and z^{t−1}: N + 3 rounds.
 """
 
@@ -25,19 +25,18 @@ from typing import Literal
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.server import Server
+from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.fed_ihgp import moved, outer_gradients_in_y
 from asyncfed.protocols.fed_inn import CorrectedInnerSteps, PlainInnerSteps, inner_gradients
 from asyncfed.protocols.fed_out import CorrectedOuterSteps, Hypergradient
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.phase import whole
+from asyncfed.protocols.part import Inbox, Tensors, whole
 from asyncfed.protocols.rounds import (
     Answer,
     FloatArray,
     IntArray,
-    Level,
     Round,
-    Tensors,
-    Workplace,
+    WithServer,
     check_server_protocol,
     draw_whole,
 )
@@ -47,7 +46,7 @@ from asyncfed.rng import Streams
 
 @register("method")
 @dataclass(frozen=True)
-class AggITD:
+class AggITD(WithServer):
     """FBO-AggITD; one draw of clients per outer iteration.
 
     Parameters
@@ -83,8 +82,6 @@ class AggITD:
     start: Literal["warm", "fresh"] = "warm"
     server: Server = field(default_factory=Server)
     max_rounds: int | None = None
-
-    needs_outer = True
 
     def __post_init__(self) -> None:
         check_server_protocol(self)
@@ -155,21 +152,21 @@ class Gather(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return super().work(sizes, clients) if self.steps is None else self.steps.work(sizes, clients)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         x, y = board["x"], board["y"]
         values, report = {}, {}
         if self.gradient:
-            values["q"], report["loss"] = inner_gradients(here, x, y, self.batch)
+            values["q"], report["loss"] = inner_gradients(at, x, y, self.batch)
         if self.begins:
-            values["z"] = outer_gradients_in_y(here, x, y, self.batch)
+            values["z"] = outer_gradients_in_y(at, x, y, self.batch)
         if self.moves:
-            values["z"] = moved(here, x, y, board["z"], self.scale, self.batch)
+            values["z"] = moved(at, x, y, board["z"], self.scale, self.batch)
         if self.steps is not None:
-            stepped = self.steps.local(here, board)
+            stepped = self.steps.local(at, board, memory)
             values, report = values | stepped.values, stepped.report
         return Answer(values, report)
 
-    def fold(self, board: Tensors, mean: Tensors) -> Tensors:
+    def fold(self, board: Tensors, mean: Inbox) -> Tensors:
         if self.ends:  # line 15
-            return mean | {"p": self.scale * self.terms * mean["z"]}
-        return mean
+            return {**mean, "p": self.scale * self.terms * mean["z"]}
+        return dict(mean)

@@ -7,7 +7,7 @@ Jacobians, with x = z/ω, H_i = ∇²_x f_i (weight decay included) and C_i = �
     (4b)  φ = identity,         ∂_y ψ = −(α/ω) H,  ∂_λ ψ = −α C
 
 in the z-part. The ω-part of u is left out: φ and ψ pass ω on as it is, so nothing of it ever reaches u's
-z-part, or v. A method is a file that says how u and v move; `Backward` makes a phase of it.
+z-part, or v. A method is a file that says how u and v move; `Backward` makes a part of it.
 
 | paper            | here            |                                                                 |
 |------------------|-----------------|-----------------------------------------------------------------|
@@ -25,10 +25,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -39,11 +38,23 @@ from asyncfed.network.expectations import (
     exact_expectations,
     require_links_back,
 )
-from asyncfed.network.links import Network
-from asyncfed.network.timing import Lockstep, Timing
-from asyncfed.network.weights import Shares, Weights
+from asyncfed.network.timing import Lockstep
+from asyncfed.network.weights import Mixing, Shares
 from asyncfed.problems.derivatives import Derivatives
-from asyncfed.protocols.phase import Emission, Estimate, Opening, PhaseDefaults, Site, Steps, Tensors, whole
+from asyncfed.protocols.at import At
+from asyncfed.protocols.part import (
+    Inbox,
+    Judged,
+    Part,
+    Reports,
+    Scene,
+    Sizes,
+    Start,
+    Step,
+    Steps,
+    Tensors,
+    whole,
+)
 from asyncfed.protocols.schedules import first_rate
 from asyncfed.protocols.sgp import SGP
 
@@ -145,59 +156,77 @@ class LinearizedOnce:
         return self.by_y(*vectors), tuple(self.by_lambda(u) for u in vectors)
 
 
-class Method(Protocol):
-    """How u and v move; `absorbed` and the tensors in `memory` may be overwritten."""
+class Pushed:
+    """What methods have in common whose messages are weighed by p̄_ij / δ̄_{j→i}: they say how u and v move."""
+
+    rounds: int
+    sampling: Sampling
+    expectations: Literal["estimated", "exact"]
+    batch: int | Literal["inner"] | None
+    lr: float | None
+    record: bool
+
+    name: ClassVar[str]
+    sent: ClassVar[tuple[str, ...]]  # what messages carry
+
+    def with_inner(self, inner: SGP) -> tuple[Part, ...]:
+        """The inner steps and then the estimate."""
+        return (*inner.parts(), *self.alone(inner))
+
+    def alone(self, inner: SGP) -> tuple[Part, ...]:
+        """The estimate at variables that are given, for the steps that `inner` would make."""
+        return (Backward(self, inner),)
 
     @property
-    def name(self) -> str: ...
+    def estimates(self) -> bool:
+        return self.expectations == "estimated"
 
-    @property
-    def rounds(self) -> int: ...
+    def check(self, scene: Scene) -> None:
+        """Assumption 6, and rounds that go together where they alternate."""
+        require_links_back(scene.network)
+        if self.sampling == "alternating" and not isinstance(scene.timing, Lockstep):
+            raise ScenarioError(
+                "alternating v-rounds and u-rounds need everybody in step: in virtual time what reaches a "
+                "client in the wrong kind of round is lost; use sampling='joint', which is unbiased too"
+            )
 
-    @property
-    def sampling(self) -> Sampling: ...
+    def shares(self, scene: Scene, learned: Expectations | None) -> Shares:
+        """p̄_ij / δ̄_{j→i} on the link j→i, from the declared network or from what each client has seen."""
+        network = scene.network
+        if self.expectations == "exact":
+            learned = exact_expectations(
+                network, scene.weights.prepare(network), scene.timing.pace(network.n)
+            )
+        if learned is None:
+            raise ScenarioError(
+                "p̄ and δ̄ are to be estimated from rounds of SGP, but none come before; "
+                "give expectations='exact', or run the inner steps first"
+            )
+        return DebiasedShares(network, learned)
 
-    @property
-    def lr(self) -> float | None: ...
+    def open(self, c: Tensor, c_lam: Tensor) -> Start:
+        raise AssertionError("every method says how it opens")
 
-    @property
-    def batch(self) -> int | Literal["inner"] | None: ...
-
-    @property
-    def record(self) -> bool: ...
-
-    @property
-    def estimates(self) -> bool: ...
-
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None: ...
-
-    def shares(
-        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
-    ) -> Shares: ...
-
-    def open(self, c: Tensor, c_lam: Tensor) -> Opening: ...
-
-    def before(
-        self, here: Linearized, role: Role, absorbed: Tensors, memory: Tensors, room: Tensors
-    ) -> Emission:
+    def before(self, here: Linearized, role: Role, inbox: Tensors, memory: Tensors, room: Tensors) -> Step:
         """A round of (4a), gradient before communication: what was absorbed is Σ_j weight · u_j."""
+        raise AssertionError("every method says how it moves")
 
-    def after(
-        self, here: Linearized, role: Role, absorbed: Tensors, memory: Tensors, room: Tensors
-    ) -> Emission:
+    def after(self, here: Linearized, role: Role, inbox: Tensors, memory: Tensors, room: Tensors) -> Step:
         """A round of (4b), gradient after communication: what was absorbed is the new u itself."""
+        raise AssertionError("every method says how it moves")
 
     def result(self, v: Tensor, memory: Tensors) -> Tensor:
         """The estimate that a v stands for."""
+        return v
 
 
 @dataclass(frozen=True)
-class Backward(PhaseDefaults):
+class Backward(Part):
     """The rounds of a method, after the steps of `inner`. What it finds is carried on as "hypergradient" (and
     "history", where the method records), with `label` behind it.
     """
 
-    method: Method
+    method: Pushed
     inner: SGP
     label: str = ""
 
@@ -206,15 +235,15 @@ class Backward(PhaseDefaults):
     needs_outer = True
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.method.name
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         return self.method.rounds * (1 if self.method.sampling == "joint" else 2)
 
     @property
-    def batch(self) -> int | None:
+    def batch(self) -> int | None:  # type: ignore[override]
         return self.inner.batch if self.method.batch == "inner" else self.method.batch
 
     @property
@@ -234,79 +263,72 @@ class Backward(PhaseDefaults):
     def lr(self) -> float:
         return first_rate(self.inner.lr) if self.method.lr is None else self.method.lr
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
+    def check(self, scene: Scene) -> None:
         if self.sends:
-            self.method.check(network, weights, timing)
+            self.method.check(scene)
 
-    def shares(
-        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
-    ) -> Shares:
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return dict.fromkeys(self.method.sent, sizes.inner)
+
+    def mixing(self, scene: Scene, learned: Expectations | None) -> Mixing:
         if not self.sends:
-            return weights.prepare(network)
-        return self.method.shares(weights, network, timing, learned)
+            return super().mixing(scene, learned)
+        return ((self.method.sent, self.method.shares(scene, learned)),)
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
+    def start(self, at: At, carried: Tensors) -> Start:
         x, lam = carried["inner"], carried["outer"]
         omega = carried.get("omega", torch.ones_like(x[:, :1]))
-        opening = self.method.open(*outer_terms(site, carried))
+        opening = self.method.open(*outer_terms(at, carried))
         memory = {"x": x, "omega": omega, "lam": lam, **opening.memory}
         if self.method.record:
             memory["history"] = lam.new_zeros(len(lam), self.method.rounds, lam.shape[1])
         if self.batch is None and x.shape[1] <= _LAID_OUT:
-            hessian, memory["cross"] = site.derivatives.whole_inner_jacobians(x, lam, site.data.train)
+            hessian, memory["cross"] = at.derivatives.whole_inner_jacobians(x, lam, at.train)
             hessian.diagonal(dim1=1, dim2=2).add_(self.inner.weight_decay)
             memory["hessian"] = hessian
-        return Opening(opening.absorbed, memory)
+        return Start(opening.absorbed, memory)
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[Tensor, ...],
-        steps: Steps,
-        room: Tensors,
-    ) -> Emission:
-        roles = self._roles(steps)
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        roles = self._roles(at.steps)
         if len(set(roles)) == 1:
-            emission = self._round(derivatives, roles[0], absorbed, memory, batch, room)
+            batch = () if "hessian" in memory else at.batch
+            made = self._round(at.derivatives, roles[0], inbox, memory, batch, at.room)
         else:
-            emission = self._some_of_each(derivatives, roles, absorbed, memory, batch)
-        if self.method.record and "v" in emission.memory:
-            self._write_down(memory["history"], emission.memory["v"], roles, steps)
-            emission.memory["history"] = memory["history"]
-        return emission
+            made = self._some_of_each(at.derivatives, roles, inbox, memory, at.batch)
+        if self.method.record and "v" in made.memory:
+            made.memory["history"] = self._written(memory["history"], made.memory["v"], roles, at.steps)
+        return made
 
     def _some_of_each(
         self,
         derivatives: Derivatives,
         roles: list[Role],
-        absorbed: Tensors,
+        inbox: Inbox,
         memory: Tensors,
         batch: tuple[Tensor, ...],
-    ) -> Emission:
+    ) -> Step:
         # In virtual time some clients may be in a v-round while others are in a u-round.
-        parts: list[tuple[Tensor, Emission]] = []
+        parts: list[tuple[Tensor, Step]] = []
         for role in Role:
             chosen = np.flatnonzero([own is role for own in roles])
             if not len(chosen):
                 continue
             rows = torch.from_numpy(chosen).to(memory["x"].device)
-            y = {key: value[rows] for key, value in absorbed.items()}
+            y = {key: value[rows] for key, value in inbox.items()}
             remembered = {key: value[rows] for key, value in memory.items()}
             own_batch = tuple(tensor[rows] for tensor in batch)
             parts.append((rows, self._round(derivatives, role, y, remembered, own_batch, {})))
-        return _together(parts, absorbed, memory)
+        return _together(parts, inbox, memory)
 
     def _round(
         self,
         derivatives: Derivatives,
         role: Role,
-        absorbed: Tensors,
+        inbox: Tensors,
         memory: Tensors,
         batch: tuple[Tensor, ...],
         room: Tensors,
-    ) -> Emission:
+    ) -> Step:
         here: Linearized
         if "hessian" in memory:
             here = LinearizedOnce(memory["hessian"], memory["cross"], memory["omega"], self.lr)
@@ -314,15 +336,18 @@ class Backward(PhaseDefaults):
             x, lam, decay = memory["x"], memory["lam"], self.inner.weight_decay
             here = LinearizedOn(derivatives, x, lam, batch, memory["omega"], self.lr, decay)
         rounds = self.method.before if self.inner.order == "4a" else self.method.after
-        emission = rounds(here, role, absorbed, memory, room)
-        size = torch.linalg.vector_norm(emission.payload["u"], dim=1)
-        return Emission(emission.payload, emission.residue, {"u": size}, emission.memory)
+        made = rounds(here, role, inbox, memory, room)
+        size = torch.linalg.vector_norm(made.payload["u"], dim=1)
+        return Step(made.payload, made.residue, {"u": size}, made.memory)
 
-    def _write_down(self, history: Tensor, v: Tensor, roles: list[Role], steps: Steps) -> None:
+    def _written(self, history: Tensor, v: Tensor, roles: list[Role], steps: Steps) -> Tensor:
+        """The history with one more estimate of each whose v has moved."""
         moved = np.flatnonzero([role in (Role.V, Role.BOTH) for role in roles])
         turn = steps // 2 if self.method.sampling == "alternating" else steps - (self.inner.order == "4a")
         rows = torch.from_numpy(moved).to(v.device)
-        history[rows, torch.from_numpy(turn[moved]).to(v.device)] = v[rows]
+        longer = history.clone()
+        longer[rows, torch.from_numpy(turn[moved]).to(v.device)] = v[rows]
+        return longer
 
     def _roles(self, steps: Steps) -> list[Role]:
         before = self.inner.order == "4a"
@@ -331,7 +356,7 @@ class Backward(PhaseDefaults):
         even, odd = (Role.U, Role.V) if before else (Role.V, Role.U)
         return [Role.OPEN if before and step == 0 else (odd if step % 2 else even) for step in steps.tolist()]
 
-    def watch(self, reports: list[dict[str, npt.NDArray[np.float64]]], clients: int) -> None:
+    def watch(self, reports: Reports, clients: int) -> None:
         sizes = [report["u"] for report in reports if "u" in report]
         if not sizes:
             return
@@ -342,10 +367,10 @@ class Backward(PhaseDefaults):
         if start > 0 and (largest > _GROWTH * start or (over and last > _GROWTH_AT_THE_END * start)):
             raise SeriesDivergesError(self.name, start, largest, self.lr)
 
-    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
-        return Estimate(memory["x"], memory["lam"])
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(memory["x"], memory["lam"])
 
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         found = {f"hypergradient{self.label}": self.method.result(memory["v"], memory)}
         if self.method.record:
             constant = {key: value.unsqueeze(1) for key, value in memory.items()}
@@ -353,42 +378,12 @@ class Backward(PhaseDefaults):
         return found
 
 
-def outer_terms(site: Site, carried: Tensors) -> tuple[Tensor, Tensor]:
+def outer_terms(at: At, carried: Tensors) -> tuple[Tensor, Tensor]:
     """c^y (k, d) and c^λ (k, d_outer)."""
-    problem = site.derivatives.problem
-    shards = site.data.validation if problem.outer_split == "validation" else site.data.train
-    by_x, by_lam, _ = site.derivatives.whole_outer_gradients(carried["inner"], carried["outer"], shards)
+    by_x, by_lam, _ = at.derivatives.whole_outer_gradients(carried["inner"], carried["outer"], at.outer)
     if "omega" in carried:
         by_x.div_(carried["omega"])
-    return by_x.div_(site.n), by_lam.div_(site.n)
-
-
-def debiased_shares(
-    weights: Weights,
-    network: Network,
-    timing: Timing,
-    learned: Expectations | None,
-    expectations: Literal["estimated", "exact"],
-) -> Shares:
-    """p̄_ij / δ̄_{j→i} on the link j→i, from the declared network or from what each client has seen."""
-    if expectations == "exact":
-        learned = exact_expectations(network, weights.prepare(network), timing.pace(network.n))
-    if learned is None:
-        raise ScenarioError(
-            "p̄ and δ̄ are to be estimated from rounds of SGP, but none come before; "
-            "give expectations='exact', or run the inner steps first"
-        )
-    return DebiasedShares(network, learned)
-
-
-def check_debiased(network: Network, timing: Timing, sampling: Sampling) -> None:
-    """Assumption 6, and rounds that go together where they alternate."""
-    require_links_back(network)
-    if sampling == "alternating" and not isinstance(timing, Lockstep):
-        raise ScenarioError(
-            "alternating v-rounds and u-rounds need everybody in step: in virtual time what reaches a client "
-            "in the wrong kind of round is lost; use sampling='joint', which is unbiased too"
-        )
+    return by_x.div_(at.n), by_lam.div_(at.n)
 
 
 def check_rounds(
@@ -421,19 +416,19 @@ def check_rounds(
         )
 
 
-def _together(parts: list[tuple[Tensor, Emission]], absorbed: Tensors, memory: Tensors) -> Emission:
-    """One emission of several, each of some rows."""
+def _together(parts: list[tuple[Tensor, Step]], absorbed: Tensors, memory: Tensors) -> Step:
+    """One step of several, each of some rows."""
     payload = {key: torch.empty_like(value) for key, value in absorbed.items()}
     residue = {key: torch.zeros_like(value) for key, value in absorbed.items()}
-    changed = {key for _, emission in parts for key in emission.memory}
+    changed = {key for _, made in parts for key in made.memory}
     kept = {key: memory[key].clone() for key in changed}
     size = next(iter(absorbed.values())).new_empty(len(next(iter(absorbed.values()))))
-    for rows, emission in parts:
-        for key, value in emission.payload.items():
+    for rows, made in parts:
+        for key, value in made.payload.items():
             payload[key][rows] = value
-        for key, value in emission.residue.items():
+        for key, value in made.residue.items():
             residue[key][rows] = value
-        for key, value in emission.memory.items():
+        for key, value in made.memory.items():
             kept[key][rows] = value
-        size[rows] = emission.report["u"]
-    return Emission(payload, residue, {"u": size}, kept)
+        size[rows] = made.report["u"]
+    return Step(payload, residue, {"u": size}, kept)

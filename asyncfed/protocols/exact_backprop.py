@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.expectations import Expectations, TransposedShares, require_undirected
-from asyncfed.network.links import Network
-from asyncfed.network.timing import Lockstep, Timing
-from asyncfed.network.weights import Shares, Weights
+from asyncfed.network.timing import Lockstep
+from asyncfed.network.weights import Shares
 from asyncfed.protocols.hgp import HGP
+from asyncfed.protocols.part import Scene
 from asyncfed.registry import register
 
 
@@ -33,15 +33,13 @@ class ExactBackprop(HGP):
     def estimates(self) -> bool:
         return False
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        require_undirected(network, "exact recurrent backpropagation")
-        if not isinstance(timing, Lockstep):
+    def check(self, scene: Scene) -> None:
+        require_undirected(scene.network, "exact recurrent backpropagation")
+        if not isinstance(scene.timing, Lockstep):
             raise ScenarioError(
                 "exact recurrent backpropagation weighs a message by what the receiver would send back in "
                 "that same step, so it needs timing=Lockstep(); in virtual time use HGP or VRHGP"
             )
 
-    def shares(
-        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
-    ) -> Shares:
-        return TransposedShares(network, weights.prepare(network))
+    def shares(self, scene: Scene, learned: Expectations | None) -> Shares:
+        return TransposedShares(scene.network, scene.weights.prepare(scene.network))

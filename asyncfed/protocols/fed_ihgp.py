@@ -18,8 +18,9 @@ from typing import Literal
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError
-from asyncfed.protocols.phase import whole
-from asyncfed.protocols.rounds import Answer, Round, Tensors, Workplace, draw_whole
+from asyncfed.protocols.at import At
+from asyncfed.protocols.part import Inbox, Tensors, whole
+from asyncfed.protocols.rounds import Answer, Round, draw_whole
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -80,10 +81,10 @@ class StartProduct(Round):
     reads = ("x", "y")
     answers = ("p",)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        return Answer({"p": outer_gradients_in_y(here, board["x"], board["y"], self.batch)})
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        return Answer({"p": outer_gradients_in_y(at, board["x"], board["y"], self.batch)})
 
-    def fold(self, board: Tensors, mean: Tensors) -> Tensors:
+    def fold(self, board: Tensors, mean: Inbox) -> Tensors:
         p = self.first * mean["p"]
         return {"p": p, "sum": p}
 
@@ -102,10 +103,10 @@ class Product(Round):
     reads = ("x", "y", "p")
     answers = ("p",)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        return Answer({"p": moved(here, board["x"], board["y"], board["p"], self.scale, self.batch)})
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        return Answer({"p": moved(at, board["x"], board["y"], board["p"], self.scale, self.batch)})
 
-    def fold(self, board: Tensors, mean: Tensors) -> Tensors:
+    def fold(self, board: Tensors, mean: Inbox) -> Tensors:
         total = board["sum"] + mean["p"]
         return {"p": total if self.add_up else mean["p"], "sum": total}
 
@@ -121,21 +122,21 @@ def fed_ihgp(
     )
 
 
-def outer_gradients_in_y(here: Workplace, x: Tensor, y: Tensor, batch: int | None) -> Tensor:
+def outer_gradients_in_y(at: At, x: Tensor, y: Tensor, batch: int | None) -> Tensor:
     """∇_y f_i(x, y; ξ_i) of every client."""
-    f = here.outer_loss(y, x)
+    f = at.outer_loss(y, x)
 
     def gradient(places: object, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
         k = len(samples[0])
-        return (here.derivatives.outer_gradient(y.expand(k, -1), x.expand(k, -1), samples, "inner")[0],)
+        return (at.derivatives.outer_gradient(y.expand(k, -1), x.expand(k, -1), samples, "inner")[0],)
 
     (r,) = f.mean(batch, "r", gradient, (len(y),))
     return r
 
 
-def moved(here: Workplace, x: Tensor, y: Tensor, p: Tensor, scale: float, batch: int | None) -> Tensor:
+def moved(at: At, x: Tensor, y: Tensor, p: Tensor, scale: float, batch: int | None) -> Tensor:
     """(I − scale · ∇²_y g_i(x, y; ζ_i)) p of every client."""
-    g = here.inner(x)
+    g = at.inner(x)
 
     def product(places: object, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
         k = len(samples[0])

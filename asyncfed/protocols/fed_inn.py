@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Level, Round, Tensors, Workplace
+from asyncfed.protocols.part import Tensors
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,14 @@ class InnerGradient(Round):
     reads = ("x", "y")
     answers = ("q",)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        q, loss = inner_gradients(here, board["x"], board["y"], self.batch)
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        q, loss = inner_gradients(at, board["x"], board["y"], self.batch)
         return Answer({"q": q}, {"loss": loss})
 
 
-def inner_gradients(here: Workplace, x: Tensor, y: Tensor, batch: int | None) -> tuple[Tensor, Tensor]:
+def inner_gradients(at: At, x: Tensor, y: Tensor, batch: int | None) -> tuple[Tensor, Tensor]:
     """∇_y g_i(x, y; ζ_i) of every client, and the losses."""
-    g = here.inner(x)
+    g = at.inner(x)
     q, loss = g.mean(
         batch,
         "q",
@@ -67,8 +69,8 @@ class CorrectedInnerSteps(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["inner"], clients).astype(float)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        y, loss = self.steps.corrected(here.inner(board["x"]), board["y"], board["q"], self.iteration)
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        y, loss = self.steps.corrected(at.inner(board["x"]), board["y"], board["q"], self.iteration)
         return Answer({"y": y}, {"loss": loss})
 
 
@@ -88,8 +90,8 @@ class PlainInnerSteps(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["inner"], clients).astype(float)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        y, loss = self.steps.plain(here.inner(board["x"]), board["y"], self.iteration)
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        y, loss = self.steps.plain(at.inner(board["x"]), board["y"], self.iteration)
         return Answer({"y": y}, {"loss": loss})
 
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Level, Round, Tensors, Workplace
+from asyncfed.protocols.part import Tensors
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ class Hypergradient(Round):
     reads = ("x", "y", "p")
     answers = ("h",)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         x, y = board["x"], board["y"]
-        direct = direct_gradients(here, x, y, self.batch)
-        indirect = cross_products(here, x, y, board["p"], self.batch)
+        direct = direct_gradients(at, x, y, self.batch)
+        indirect = cross_products(at, x, y, board["p"], self.batch)
         sizes = direct.norm(dim=1), indirect.norm(dim=1)
         share = sizes[1] / (sizes[0] + sizes[1]).clamp_min(torch.finfo(x.dtype).tiny)
         return Answer({"h": direct - indirect}, {"indirect_share": share})
@@ -54,8 +56,8 @@ class DirectGradient(Round):
     reads = ("x", "y")
     answers = ("h",)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        return Answer({"h": direct_gradients(here, board["x"], board["y"], self.batch)})
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        return Answer({"h": direct_gradients(at, board["x"], board["y"], self.batch)})
 
 
 @dataclass(frozen=True)
@@ -76,28 +78,28 @@ class CorrectedOuterSteps(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["outer"], clients).astype(float)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        f = here.outer_loss(board["y"], board["x"])
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        f = at.outer_loss(board["y"], board["x"])
         x, _ = self.steps.corrected(f, board["x"], board["h"], self.iteration)
         return Answer({"x": x})
 
 
-def direct_gradients(here: Workplace, x: Tensor, y: Tensor, batch: int | None) -> Tensor:
+def direct_gradients(at: At, x: Tensor, y: Tensor, batch: int | None) -> Tensor:
     """∇_x f_i(x, y; ξ_i) of every client."""
-    f = here.outer_loss(y, x)
+    f = at.outer_loss(y, x)
     h, _ = f.mean(
         batch, "h", lambda places, samples: f.gradient(x.expand(len(places), -1), samples), (len(x), 1)
     )
     return h
 
 
-def cross_products(here: Workplace, x: Tensor, y: Tensor, p: Tensor, batch: int | None) -> Tensor:
+def cross_products(at: At, x: Tensor, y: Tensor, p: Tensor, batch: int | None) -> Tensor:
     """∇²_xy g_i(x, y; ζ_i) p of every client."""
-    g = here.inner_by_both(x)
+    g = at.inner_by_both(x)
 
     def product(places: object, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
         k = len(samples[0])
-        cross = here.derivatives.inner_cross_vector
+        cross = at.derivatives.inner_cross_vector
         return (cross(y.expand(k, -1), x.expand(k, -1), samples, p.expand(k, -1)),)
 
     (found,) = g.mean(batch, "cross", product, (len(x),))

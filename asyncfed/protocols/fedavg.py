@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from asyncfed.network.server import Server
 from asyncfed.protocols.fed_inn import PlainInnerSteps
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Round, check_server_protocol
+from asyncfed.protocols.rounds import Round, WithServer, check_server_protocol
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 
 @register("method")
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(WithServer):
     """Federated averaging of the inner variable, at a server.
 
     Parameters
@@ -36,11 +36,12 @@ class FedAvg:
     server: Server = field(default_factory=lambda: Server(weighted=True))
     max_rounds: int | None = None
 
-    needs_outer = False
-    start = "warm"
-
     def __post_init__(self) -> None:
         check_server_protocol(self)
+
+    @property
+    def needs_outer(self) -> bool:
+        return False
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         return (PlainInnerSteps(self.local, iteration),)

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.server import Server
+from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import (
     Answer,
     FloatArray,
     IntArray,
-    Level,
     Round,
-    Tensors,
-    Workplace,
+    WithServer,
     check_server_protocol,
 )
 from asyncfed.registry import register
@@ -31,7 +31,7 @@ from asyncfed.rng import Streams
 
 @register("method")
 @dataclass(frozen=True)
-class FedAvgS:
+class FedAvgS(WithServer):
     """Simultaneous descent-ascent with local steps: as many on the inner as on the outer variable."""
 
     outer_steps: int
@@ -39,9 +39,6 @@ class FedAvgS:
     outer: LocalSteps
     server: Server = field(default_factory=Server)
     max_rounds: int | None = None
-
-    needs_outer = True
-    start = "warm"
 
     def __post_init__(self) -> None:
         check_server_protocol(self)
@@ -77,19 +74,19 @@ class Simultaneous(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.inner.counts(sizes["inner"], clients).astype(float)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        k = len(here.rows)
-        counts = self.inner.counts(here.train.sizes[here.rows], here.clients)
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        k = len(at.rows)
+        counts = self.inner.counts(at.train.sizes[at.rows], at.clients)
         x, y = (board[name].expand(k, -1).clone() for name in ("x", "y"))
-        f, g = here.outer_loss(board["y"], board["x"]), here.inner_by_both(board["x"])
+        f, g = at.outer_loss(board["y"], board["x"]), at.inner_by_both(board["x"])
 
         def by_x(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
-            at = torch.from_numpy(places).to(x.device)
-            return (here.derivatives.outer_gradient(y[at], x[at], samples, "outer")[0],)
+            rows = torch.from_numpy(places).to(x.device)
+            return (at.derivatives.outer_gradient(y[rows], x[rows], samples, "outer")[0],)
 
         def by_y(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
-            at = torch.from_numpy(places).to(x.device)
-            return (here.derivatives.inner_gradient(y[at], x[at], samples)[0],)
+            rows = torch.from_numpy(places).to(x.device)
+            return (at.derivatives.inner_gradient(y[rows], x[rows], samples)[0],)
 
         alpha, beta = (steps.rates(counts, self.iteration, x) for steps in (self.outer, self.inner))
         for nu in range(int(counts.max())):

@@ -25,7 +25,7 @@ from asyncfed.protocols.fed_ihgp import Neumann, StartProduct, fed_ihgp
 from asyncfed.protocols.fed_inn import PlainInnerSteps, fed_inn
 from asyncfed.protocols.fed_out import CorrectedOuterSteps, DirectGradient, Hypergradient
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Round, check_server_protocol
+from asyncfed.protocols.rounds import Round, WithServer, check_server_protocol
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -36,7 +36,7 @@ SETTINGS = ("bilevel", "minimax", "compositional", "single")
 
 @register("method")
 @dataclass(frozen=True)
-class FedNest:
+class FedNest(WithServer):
     """FedNest.
 
     Parameters

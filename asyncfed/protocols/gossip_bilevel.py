@@ -46,22 +46,21 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from asyncfed.data import ClientShards
 from asyncfed.errors import DivergenceError, RunError, ScenarioError, TopologyError
-from asyncfed.network.links import Network, require_strongly_connected
-from asyncfed.network.timing import Lockstep, Timing
-from asyncfed.network.weights import Weights
+from asyncfed.network.links import require_strongly_connected
+from asyncfed.network.timing import Lockstep
 from asyncfed.problems.derivatives import Derivatives
-from asyncfed.protocols.phase import (
-    Emission,
-    Estimate,
-    Opening,
-    Phase,
-    PhaseDefaults,
-    Site,
-    Steps,
+from asyncfed.protocols.at import At
+from asyncfed.protocols.part import (
+    AmongPeers,
+    Inbox,
+    Judged,
+    Part,
+    Scene,
+    Sizes,
+    Start,
+    Step,
     Tensors,
     whole,
 )
@@ -74,7 +73,7 @@ _GROWTH = 10.0  # of Π (I − v_i / L) h over h: there is no series any more, o
 
 @register("method")
 @dataclass(frozen=True)
-class GossipBilevel:
+class GossipBilevel(AmongPeers):
     """Gossip on variables, gradients and full second derivatives.
 
     Parameters
@@ -122,12 +121,12 @@ class GossipBilevel:
                 f"batch is {self.batch}; it must be at least 1, or None for all of a client's data"
             )
 
-    def phases(self) -> tuple[Phase, ...]:
+    def parts(self) -> tuple[Part, ...]:
         return (GossipRounds(self),)
 
 
 @dataclass(frozen=True)
-class GossipRounds(PhaseDefaults):
+class GossipRounds(Part):
     """The rounds of `method`. Matrices travel as flat rows; s, h, u and v are scaled by 1 − β before they are
     sent, and everything that is new stays at home as the residue.
     """
@@ -139,31 +138,35 @@ class GossipRounds(PhaseDefaults):
     needs_outer = True
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         return self.method.steps
 
     @property
-    def batch(self) -> int | None:
+    def batch(self) -> int | None:  # type: ignore[override]
         """Samples of a round: those of b + 1 independent minibatches."""
         return None if self.method.batch is None else self.method.batch * (1 + self.method.terms)
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        require_strongly_connected(network)
-        if not isinstance(timing, Lockstep):
+    def check(self, scene: Scene) -> None:
+        require_strongly_connected(scene.network)
+        check_size(scene.sizes.outer, scene.sizes.inner, self.method.terms)
+        if not isinstance(scene.timing, Lockstep):
             raise ScenarioError(
                 "GossipBilevel needs everybody in step: its weights sum to one at every receiver in every "
                 "round, which nothing ensures where clients absorb at their own times; use "
                 "timing=Lockstep(), or in virtual time CDBO with HGP"
             )
-        if not weights.prepare(network).doubly_stochastic:
+        if not scene.weights.prepare(scene.network).doubly_stochastic:
             raise TopologyError(
                 "GossipBilevel needs doubly stochastic weights, and these are not on this topology; "
                 "use weights=Metropolis() or FastestMixing() on undirected links without loss, or CDBO"
             )
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        x, y = sizes.outer, sizes.inner
+        return {"x": x, "y": y, "s": x, "h": y, "u": x * y, "v": self.method.terms * y * y}
+
+    def start(self, at: At, carried: Tensors) -> Start:
         x, y, b = carried["outer"], carried["inner"], self.method.terms
-        check_size(x.shape[1], y.shape[1], b)
         scaled = self.method.bound * torch.eye(y.shape[1], dtype=y.dtype, device=y.device)
         absorbed = {
             "x": x.clone(),
@@ -173,26 +176,20 @@ class GossipRounds(PhaseDefaults):
             "u": x.new_zeros(len(x), x.shape[1] * y.shape[1]),
             "v": scaled.flatten().repeat(len(y), b),
         }
-        validated = site.derivatives.problem.outer_split == "validation"
-        return Opening(absorbed, _in_rows(site.data.validation if validated else site.data.train))
+        return Start(absorbed)
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[Tensor, ...],
-        steps: Steps,
-        room: Tensors,
-    ) -> Emission:
-        x, y, s, h, u, v = (absorbed[key] for key in ("x", "y", "s", "h", "u", "v"))
-        alpha, gamma = rates(self.method.lr, steps, x), rates(self.method.inner_lr, steps, x)
-        beta = rates(self.method.mixing, steps, x)
-        first, *others = self._minibatches(batch)
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        x, y, s, h, u, v = (inbox[key] for key in ("x", "y", "s", "h", "u", "v"))
+        alpha, gamma = rates(self.method.lr, at.steps, x), rates(self.method.inner_lr, at.steps, x)
+        beta = rates(self.method.mixing, at.steps, x)
+        first, *others = self._minibatches(at.batch)
 
         u_q_h = torch.bmm(u.view(len(x), x.shape[1], -1), self._q_h(v, h)).squeeze(2)
-        descent, loss = derivatives.inner_gradient(y, x, first, scale=-gamma, out=room.get("y"))  # −γ ∇_y g
-        f_y, f_x, _ = derivatives.whole_outer_gradients(y, x, _from_rows(memory))
+        derivatives = at.derivatives
+        descent, loss = derivatives.inner_gradient(
+            y, x, first, scale=-gamma, out=at.room.get("y")
+        )  # −γ ∇_y g
+        f_y, f_x, _ = derivatives.whole_outer_gradients(y, x, at.outer.select(at.rows))
         g_yy, g_xy = _second_derivatives(derivatives, y, x, first)
         if others:
             hessians = [_second_derivatives(derivatives, y, x, other)[0] for other in others]
@@ -206,8 +203,8 @@ class GossipRounds(PhaseDefaults):
             "u": beta * g_xy.flatten(1),
             "v": beta * torch.stack(hessians, dim=1).flatten(1),
         }
-        sent = {key: absorbed[key].mul_(1 - beta) for key in ("s", "h", "u", "v")}
-        return Emission({"x": x, "y": y, **sent}, residue, {"loss": loss})
+        sent = {key: inbox[key].mul_(1 - beta) for key in ("s", "h", "u", "v")}
+        return Step({"x": x, "y": y, **sent}, residue, {"loss": loss})
 
     def _minibatches(self, batch: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         """b + 1 of them; or the one that is all of the data."""
@@ -230,11 +227,11 @@ class GossipRounds(PhaseDefaults):
             raise NeumannDivergesError(float((last / start).nan_to_num().max()), self.method.bound)
         return both[:, :, :1] / self.method.bound
 
-    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
-        return Estimate(inner=absorbed["y"], outer=absorbed["x"])
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(inner=inbox["y"], outer=inbox["x"])
 
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
-        return {"inner": absorbed["y"], "outer": absorbed["x"]}
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
+        return {"inner": inbox["y"], "outer": inbox["x"]}
 
 
 class NeumannDivergesError(DivergenceError):
@@ -271,22 +268,3 @@ def _second_derivatives(
     directions = tuple(unit.expand_as(y) for unit in units)
     by_y, by_x = derivatives.inner_second_vectors(y, x, batch, directions)
     return torch.stack(by_y, dim=2), torch.stack(by_x, dim=2)
-
-
-def _in_rows(shards: ClientShards) -> Tensors:
-    """Samples as a phase can remember them: a row for every client, padded to the longest."""
-    sizes = shards.sizes.tolist()
-    device = shards.tensors[0].device
-    rows = {
-        f"outer {place}": pad_sequence(list(torch.split(tensor, sizes)), batch_first=True)
-        for place, tensor in enumerate(shards.tensors)
-    }
-    return {"outer sizes": torch.tensor(sizes, device=device), **rows}
-
-
-def _from_rows(memory: Tensors) -> ClientShards:
-    """The samples of the clients whose rows these are."""
-    sizes = memory["outer sizes"]
-    rows = [value for key, value in memory.items() if key != "outer sizes"]
-    real = torch.arange(rows[0].shape[1], device=sizes.device) < sizes[:, None]
-    return ClientShards(tuple(row[real] for row in rows), sizes.cpu().numpy())

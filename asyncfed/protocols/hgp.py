@@ -14,27 +14,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from asyncfed.network.expectations import Expectations
-from asyncfed.network.links import Network
-from asyncfed.network.timing import Timing
-from asyncfed.network.weights import Shares, Weights
-from asyncfed.protocols.backward import (
-    Backward,
-    Linearized,
-    Role,
-    Sampling,
-    check_debiased,
-    check_rounds,
-    debiased_shares,
-)
-from asyncfed.protocols.phase import Emission, Opening, Phase, Tensors
-from asyncfed.protocols.sgp import SGP
+from asyncfed.protocols.backward import Linearized, Pushed, Role, Sampling, check_rounds
+from asyncfed.protocols.part import Start, Step, Tensors
 from asyncfed.registry import register
 
 
 @register("estimator")
 @dataclass(frozen=True)
-class HGP:
+class HGP(Pushed):
     """Hyper-gradient push.
 
     Parameters
@@ -61,59 +48,36 @@ class HGP:
     record: bool = False
 
     name = "hgp"
+    sent = ("u",)
 
     def __post_init__(self) -> None:
         check_rounds(self.rounds, self.sampling, self.expectations, self.lr, self.batch)
 
-    def with_inner(self, inner: SGP) -> tuple[Phase, ...]:
-        """The inner steps and then the estimate."""
-        return (*inner.phases(), *self.alone(inner))
-
-    def alone(self, inner: SGP) -> tuple[Phase, ...]:
-        """The estimate at variables that are given, for the steps that `inner` would make."""
-        return (Backward(self, inner),)
-
-    @property
-    def estimates(self) -> bool:
-        return self.expectations == "estimated"
-
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        check_debiased(network, timing, self.sampling)
-
-    def shares(
-        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
-    ) -> Shares:
-        return debiased_shares(weights, network, timing, learned, self.expectations)
-
-    def open(self, c: Tensor, c_lam: Tensor) -> Opening:
+    def open(self, c: Tensor, c_lam: Tensor) -> Start:
         keeps_u = self.sampling == "alternating"
-        return Opening({"u": c}, {"v": c_lam, **({"u": c.clone()} if keeps_u else {})})
+        return Start({"u": c}, {"v": c_lam, **({"u": c.clone()} if keeps_u else {})})
 
-    def after(
-        self, here: Linearized, role: Role, absorbed: Tensors, memory: Tensors, room: Tensors
-    ) -> Emission:
+    def after(self, here: Linearized, role: Role, inbox: Tensors, memory: Tensors, room: Tensors) -> Step:
         v = memory["v"]
         if role is Role.V:
-            u = absorbed["u"]
-            return Emission({"u": u}, memory={"v": v + here.by_lambda(u), "u": u})
+            u = inbox["u"]
+            return Step({"u": u}, memory={"v": v + here.by_lambda(u), "u": u})
         if role is Role.U:
-            u = absorbed["u"].copy_(memory["u"])  # what the v-round brought is not needed: ∂_λ φ = 0
+            u = inbox["u"].copy_(memory["u"])  # what the v-round brought is not needed: ∂_λ φ = 0
             (residue,) = here.by_y(u, out=(room.get("u"),))
-            return Emission({"u": u}, residue={"u": residue})
-        u = absorbed["u"]
+            return Step({"u": u}, residue={"u": residue})
+        u = inbox["u"]
         (residue,), (moved,) = here.both(u, out=(room.get("u"),))
-        return Emission({"u": u}, residue={"u": residue}, memory={"v": v + moved})
+        return Step({"u": u}, residue={"u": residue}, memory={"v": v + moved})
 
-    def before(
-        self, here: Linearized, role: Role, absorbed: Tensors, memory: Tensors, room: Tensors
-    ) -> Emission:
-        total, v = absorbed["u"], memory["v"]  # Σ_j (p̄_ij / δ̄_{j→i}) u_j
+    def before(self, here: Linearized, role: Role, inbox: Tensors, memory: Tensors, room: Tensors) -> Step:
+        total, v = inbox["u"], memory["v"]  # Σ_j (p̄_ij / δ̄_{j→i}) u_j
         keeps_u = self.sampling == "alternating"
         if role is Role.OPEN:
-            return Emission({"u": total})
+            return Step({"u": total})
         if role is Role.V:
             moved = here.by_lambda(total)
-            return Emission({"u": total.copy_(memory["u"])}, memory={"v": v + moved})
+            return Step({"u": total.copy_(memory["u"])}, memory={"v": v + moved})
         if role is Role.U:
             (product,) = here.by_y(total, out=(room.get("u"),))
             moved_v = {}
@@ -121,7 +85,4 @@ class HGP:
             (product,), (moved,) = here.both(total, out=(room.get("u"),))
             moved_v = {"v": v + moved}
         u = total.add_(product)
-        return Emission({"u": u}, memory={**moved_v, **({"u": u} if keeps_u else {})})
-
-    def result(self, v: Tensor, memory: Tensors) -> Tensor:
-        return v
+        return Step({"u": u}, memory={**moved_v, **({"u": u} if keeps_u else {})})

@@ -32,12 +32,22 @@ from torch import Tensor
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.expectations import Expectations, TransposedShares, require_undirected
-from asyncfed.network.links import Network
-from asyncfed.network.timing import Lockstep, Timing
-from asyncfed.network.weights import Shares, Weights
+from asyncfed.network.timing import Lockstep
+from asyncfed.network.weights import Mixing
 from asyncfed.problems.derivatives import Derivatives
+from asyncfed.protocols.at import At
 from asyncfed.protocols.backward import outer_terms
-from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, PhaseDefaults, Site, Steps, Tensors
+from asyncfed.protocols.part import (
+    Inbox,
+    Judged,
+    Part,
+    Scene,
+    Sizes,
+    Start,
+    Step,
+    Steps,
+    Tensors,
+)
 from asyncfed.protocols.schedules import rates
 from asyncfed.protocols.sgp import SGP
 from asyncfed.registry import register
@@ -70,7 +80,7 @@ class ITDForward:
                 "not everybody hears everybody"
             )
 
-    def with_inner(self, inner: SGP) -> tuple[Phase, ...]:
+    def with_inner(self, inner: SGP) -> tuple[Part, ...]:
         """The inner steps with U, and the sum."""
         return _Forward(inner), _Gather(inner, self.gather)
 
@@ -86,13 +96,13 @@ class ITDBackward:
 
     name = "itd-backward"
 
-    def with_inner(self, inner: SGP) -> tuple[Phase, ...]:
+    def with_inner(self, inner: SGP) -> tuple[Part, ...]:
         """The inner steps, recorded, and the way back."""
         return _Recorded(inner), _Back(inner)
 
 
 @dataclass(frozen=True)
-class _Along(PhaseDefaults):
+class _Along(Part):
     """The steps of `inner`, with something beside them."""
 
     inner: SGP
@@ -100,22 +110,22 @@ class _Along(PhaseDefaults):
     needs_outer = True
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         return self.inner.steps
 
     @property
-    def batch(self) -> int | None:
+    def batch(self) -> int | None:  # type: ignore[override]
         return self.inner.batch
 
     @property
     def sends(self) -> bool:  # type: ignore[override]
         return self.inner.sends
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        self.inner.check(network, weights, timing)
+    def check(self, scene: Scene) -> None:
+        self.inner.check(scene)
 
-    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
-        return self.inner.estimate(absorbed, memory)
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return self.inner.judge(at, inbox, memory)
 
 
 @dataclass(frozen=True)
@@ -129,42 +139,37 @@ class _Forward(_Along):
     name = "itd-forward"
     kind = "itd-forward"
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
-        opening, lam = self.inner.begin(site, carried), carried["outer"]
-        z = opening.absorbed["z"]
-        U = z.new_zeros(len(z), site.n * lam.shape[1] * z.shape[1])
-        return Opening({**opening.absorbed, "U": U}, {**opening.memory, "e": _own_number(site, z)})
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {**self.inner.carries(sizes), "U": sizes.clients * sizes.outer * sizes.inner}
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[Tensor, ...],
-        steps: Steps,
-        room: Tensors,
-    ) -> Emission:
-        z, omega, U, lam = absorbed["z"], absorbed["omega"], absorbed["U"], memory["lam"]
-        own = self.inner.step(derivatives, {"z": z, "omega": omega}, memory, batch, steps, room)
-        x, alpha = z / omega, rates(self.inner.lr, steps, z)
+    def start(self, at: At, carried: Tensors) -> Start:
+        opening, lam = self.inner.start(at, carried), carried["outer"]
+        z = opening.absorbed["z"]
+        U = z.new_zeros(len(z), at.n * lam.shape[1] * z.shape[1])
+        return Start({**opening.absorbed, "U": U}, {**opening.memory, "e": _own_number(at, z)})
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        z, omega, U, lam = inbox["z"], inbox["omega"], inbox["U"], memory["lam"]
+        x, alpha = z / omega, rates(self.inner.lr, at.steps, z)
+        own = self.inner.step(at, inbox, memory)
         k, d = x.shape
-        moved = room["U"] if "U" in room else torch.empty_like(U)
+        moved = at.room["U"] if "U" in at.room else torch.empty_like(U)
         rows, targets = (table.view(k, -1, d).unbind(1) for table in (U, moved))
-        derivatives.inner_hessian_vectors(x, lam, batch, rows, alpha / -omega, targets)  # −(α/ω) U H
+        at.derivatives.inner_hessian_vectors(x, lam, at.batch, rows, alpha / -omega, targets)  # −(α/ω) U H
         if self.inner.weight_decay:
             moved -= (alpha / omega) * self.inner.weight_decay * U
-        C = _cross(derivatives, x, lam, batch)
+        C = _cross(at.derivatives, x, lam, at.batch)
         moved -= torch.einsum("kn,kad->knad", alpha * memory["e"], C).reshape_as(U)  # −α e_i C_i
         if self.inner.order == "4a":
-            return Emission({**own.payload, "U": moved.add_(U)}, report=own.report)
-        return Emission(absorbed, {**own.residue, "U": moved}, own.report)
+            return Step({**own.payload, "U": moved.add_(U)}, report=own.report)
+        return Step({**own.payload, "U": U}, {**own.residue, "U": moved}, own.report)
 
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
-        return self.inner.finish(absorbed, memory)  # U among what it absorbed
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
+        return self.inner.finish(at, inbox, memory)  # U among what it absorbed
 
 
 @dataclass(frozen=True)
-class _Gather(PhaseDefaults):
+class _Gather(Part):
     """Eq. 44: client i wants Σ_j U_ij c_j, of which j has the term for every i. A table of these (n·d_λ) is
     averaged by push-sum, and i takes n times its own row of it.
     """
@@ -182,29 +187,24 @@ class _Gather(PhaseDefaults):
     def sends(self) -> bool:  # type: ignore[override]
         return self.inner.sends
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {"z": sizes.clients * sizes.outer, "omega": 1}
+
+    def start(self, at: At, carried: Tensors) -> Start:
         x = carried["inner"]
-        c, c_lam = outer_terms(site, carried)
+        c, c_lam = outer_terms(at, carried)
         table = torch.einsum("kad,kd->ka", carried["U"].view(len(x), -1, x.shape[1]), c)
-        memory = {"x": x, "lam": carried["outer"], "c_lam": c_lam, "e": _own_number(site, x)}
-        return Opening({"z": table, "omega": torch.ones_like(x[:, :1])}, memory)
+        memory = {"x": x, "lam": carried["outer"], "c_lam": c_lam, "e": _own_number(at, x)}
+        return Start({"z": table, "omega": torch.ones_like(x[:, :1])}, memory)
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[Tensor, ...],
-        steps: Steps,
-        room: Tensors,
-    ) -> Emission:
-        return Emission(absorbed)
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        return Step(dict(inbox))
 
-    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
-        return Estimate(memory["x"], memory["lam"])
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(memory["x"], memory["lam"])
 
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
-        e, mean = memory["e"], absorbed["z"] / absorbed["omega"]
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
+        e, mean = memory["e"], inbox["z"] / inbox["omega"]
         own = torch.einsum("kn,kna->ka", e, mean.view(*e.shape, -1))
         # Where nobody sends, a client's z depends on no λ but its own, and its own term is the sum.
         total = own * e.shape[1] if self.sends else own
@@ -216,40 +216,35 @@ class _Recorded(_Along):
     """The steps of `inner`, each of which writes down where it was taken: x(t), ω(t)."""
 
     @property
-    def name(self) -> str:
+    def name(self) -> str:  # type: ignore[override]
         return self.inner.name
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> str:  # type: ignore[override]
         return self.inner.kind
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
-        opening = self.inner.begin(site, carried)
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return self.inner.carries(sizes)
+
+    def start(self, at: At, carried: Tensors) -> Start:
+        opening = self.inner.start(at, carried)
         z = opening.absorbed["z"]
         trajectory = z.new_zeros(len(z), self.steps * (z.shape[1] + 1))
-        return Opening(opening.absorbed, {**opening.memory, "trajectory": trajectory})
+        return Start(opening.absorbed, {**opening.memory, "trajectory": trajectory})
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[Tensor, ...],
-        steps: Steps,
-        room: Tensors,
-    ) -> Emission:
-        z, omega, trajectory = absorbed["z"], absorbed["omega"], memory["trajectory"]
-        t = int(steps[0])  # in lockstep everybody is at the same step
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        z, omega, trajectory = inbox["z"], inbox["omega"], memory["trajectory"].clone()
+        t = int(at.steps[0])  # in lockstep everybody is at the same step
         trajectory.view(len(z), self.steps, -1)[:, t] = torch.cat([z / omega, omega], dim=1)
-        own = self.inner.step(derivatives, absorbed, memory, batch, steps, room)
-        return Emission(own.payload, own.residue, own.report, {"trajectory": trajectory})
+        own = self.inner.step(at, inbox, memory)
+        return Step(own.payload, own.residue, own.report, {"trajectory": trajectory})
 
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
-        return {**self.inner.finish(absorbed, memory), "trajectory": memory["trajectory"]}
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
+        return {**self.inner.finish(at, inbox, memory), "trajectory": memory["trajectory"]}
 
 
 @dataclass(frozen=True)
-class _Back(PhaseDefaults):
+class _Back(Part):
     """From u(T) = c^y, v(T) = c^λ back to v(0), for t = T−1, …, 0 with the Jacobians of step t:
 
     (4a)  s = Σ_j p_ij u_j,   v ← v − α C s,     u ← s − (α/ω) H s
@@ -267,11 +262,11 @@ class _Back(PhaseDefaults):
     needs_outer = True
 
     @property
-    def steps(self) -> int:
+    def steps(self) -> int:  # type: ignore[override]
         return self.inner.steps
 
     @property
-    def batch(self) -> int | None:
+    def batch(self) -> int | None:  # type: ignore[override]
         return self.inner.batch
 
     @property
@@ -282,7 +277,8 @@ class _Back(PhaseDefaults):
     def closing(self) -> bool:  # type: ignore[override]
         return self.inner.order == "4a" and self.steps > 0
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
+    def check(self, scene: Scene) -> None:
+        network = scene.network
         require_undirected(network, "ITD-backward")
         if not (network.probability == 1).all():
             edge = int((network.probability != 1).argmax())
@@ -292,16 +288,17 @@ class _Back(PhaseDefaults):
                 f"do not repeat them (edge {a}→{b} is up with probability {network.probability[edge]:.3g}): "
                 "make every probability 1, or use HGP, which needs no old links"
             )
-        if not isinstance(timing, Lockstep):
+        if not isinstance(scene.timing, Lockstep):
             raise ScenarioError(
                 "ITD-backward takes the inner steps back one by one, all clients together, so it needs "
                 "timing=Lockstep(); in virtual time use HGP"
             )
 
-    def shares(
-        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
-    ) -> Shares:
-        return TransposedShares(network, weights.prepare(network))
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {"u": sizes.inner}
+
+    def mixing(self, scene: Scene, learned: Expectations | None) -> Mixing:
+        return ((("u",), TransposedShares(scene.network, scene.weights.prepare(scene.network))),)
 
     def samples_of(self, steps: Steps) -> Steps:
         """The minibatch of the inner step that is gone back over; −1 is the last of the phase before."""
@@ -311,50 +308,42 @@ class _Back(PhaseDefaults):
         """t of each round; T, which there is not, for the first of (4a)."""
         return self.steps - steps - (self.inner.order == "4b")
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
-        c, c_lam = outer_terms(site, carried)
+    def start(self, at: At, carried: Tensors) -> Start:
+        c, c_lam = outer_terms(at, carried)
         memory = {key: carried[key] for key in ("inner", "outer", "trajectory")}
-        return Opening({"u": c}, {**memory, "v": c_lam})
+        return Start({"u": c}, {**memory, "v": c_lam})
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[Tensor, ...],
-        steps: Steps,
-        room: Tensors,
-    ) -> Emission:
-        u, lam = absorbed["u"], memory["outer"]  # of (4a) the sum s
-        inner_steps = self._inner_steps(steps)
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        u, lam = inbox["u"], memory["outer"]  # of (4a) the sum s
+        inner_steps = self._inner_steps(at.steps)
         t = int(inner_steps[0])
         if t == self.steps:
-            return Emission({"u": u})
+            return Step({"u": u})
         k, d = u.shape
         here = memory["trajectory"].view(k, self.steps, d + 1)[:, t]
         x, omega = here[:, :d], here[:, d:]
         alpha = rates(self.inner.lr, inner_steps, u)
-        (moved,), (crossed,) = derivatives.inner_second_vectors(
-            x, lam, batch, (u,), alpha / -omega, (room.get("u"),)
+        (moved,), (crossed,) = at.derivatives.inner_second_vectors(
+            x, lam, at.batch, (u,), alpha / -omega, (at.room.get("u"),)
         )  # −(α/ω) H u, C u
         if self.inner.weight_decay:
             moved -= (alpha / omega) * self.inner.weight_decay * u
         v = {"v": memory["v"] - alpha * crossed}
         if self.inner.order == "4a":
-            return Emission({"u": moved.add_(u)}, memory=v)
-        return Emission({"u": u}, {"u": moved}, memory=v)
+            return Step({"u": moved.add_(u)}, memory=v)
+        return Step({"u": u}, {"u": moved}, memory=v)
 
-    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
-        return Estimate(memory["inner"], memory["outer"])
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(memory["inner"], memory["outer"])
 
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         v = memory["v"]
         return {"hypergradient": v, "trajectory": v.new_empty(len(v), 0)}  # served
 
 
-def _own_number(site: Site, like: Tensor) -> Tensor:
+def _own_number(at: At, like: Tensor) -> Tensor:
     """e_i (k, n): one at the client's own number, else zero."""
-    return torch.eye(site.n, dtype=like.dtype, device=like.device)[torch.from_numpy(site.clients)]
+    return torch.eye(at.n, dtype=like.dtype, device=like.device)[torch.from_numpy(at.clients)]
 
 
 def _cross(derivatives: Derivatives, x: Tensor, lam: Tensor, batch: tuple[Tensor, ...]) -> Tensor:

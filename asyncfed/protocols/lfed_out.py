@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from asyncfed.protocols.fed_ihgp import Neumann
+from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Level, Round, Tensors, Workplace
+from asyncfed.protocols.part import Tensors
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round
 
 
 @dataclass(frozen=True)
@@ -38,36 +40,36 @@ class LocalOuterSteps(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["outer"], clients).astype(float)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        y = board["y"].expand(len(here.rows), -1)
-        x = local_outer_steps(here, board["x"], y, self.steps, self.neumann, self.iteration)
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        y = board["y"].expand(len(at.rows), -1)
+        x = local_outer_steps(at, board["x"], y, self.steps, self.neumann, self.iteration)
         return Answer({"x": x})
 
 
 def local_outer_steps(
-    here: Workplace, x: Tensor, y: Tensor, steps: LocalSteps, neumann: Neumann | None, iteration: int
+    at: At, x: Tensor, y: Tensor, steps: LocalSteps, neumann: Neumann | None, iteration: int
 ) -> Tensor:
     """Where the local steps from x (d_outer,) lead every client, at inner variables y (k, d), one each."""
-    counts = steps.counts(here.outer.sizes[here.rows], here.clients)
+    counts = steps.counts(at.outer.sizes[at.rows], at.clients)
     rate = steps.rates(counts, iteration, x)
     x = x.expand(len(counts), -1).clone()
     for nu in range(int(counts.max())):
-        h = local_hypergradients(here, x, y, neumann, steps.batch, nu)
+        h = local_hypergradients(at, x, y, neumann, steps.batch, nu)
         going = torch.from_numpy(counts > nu).to(x)[:, None]
         x.addcmul_(rate * going, h, value=-1.0)
     return x
 
 
 def local_hypergradients(
-    here: Workplace, x: Tensor, y: Tensor, neumann: Neumann | None, batch: int | None, nu: int
+    at: At, x: Tensor, y: Tensor, neumann: Neumann | None, batch: int | None, nu: int
 ) -> Tensor:
     """h_{i,ν} of every client at its own x (k, d_outer) and y (k, d)."""
-    derivatives = here.derivatives
-    f, g = here.outer_loss(y[0], x[0]), here.inner_by_both(x[0])
+    derivatives = at.derivatives
+    f, g = at.outer_loss(y[0], x[0]), at.inner_by_both(x[0])
 
     def outer(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        at = torch.from_numpy(places).to(x.device)
-        by_y, by_x, _ = derivatives.outer_gradients(y[at], x[at], samples)
+        rows = torch.from_numpy(places).to(x.device)
+        by_y, by_x, _ = derivatives.outer_gradients(y[rows], x[rows], samples)
         return by_y, by_x
 
     r, direct = f.mean(batch, f"local outer {nu}", outer, (y.shape[1], x.shape[1]))
@@ -76,17 +78,17 @@ def local_hypergradients(
 
     def hessian(v: Tensor, n: int) -> Tensor:
         def product(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
-            at = torch.from_numpy(places).to(x.device)
-            return (derivatives.inner_hessian_vector(y[at], x[at], samples, v[at]),)
+            rows = torch.from_numpy(places).to(x.device)
+            return (derivatives.inner_hessian_vector(y[rows], x[rows], samples, v[rows]),)
 
         (found,) = g.mean(batch, f"local product {nu} {n}", product, (y.shape[1],))
         return found
 
     def cross(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
-        at = torch.from_numpy(places).to(x.device)
-        return (derivatives.inner_cross_vector(y[at], x[at], samples, p[at]),)
+        rows = torch.from_numpy(places).to(x.device)
+        return (derivatives.inner_cross_vector(y[rows], x[rows], samples, p[rows]),)
 
-    products = _products(here, neumann, nu)
+    products = _products(at, neumann, nu)
     p = total = neumann.first * r
     for n in range(1, int(products.max()) + 1):
         going = torch.from_numpy(products >= n).to(x)[:, None]
@@ -97,11 +99,7 @@ def local_hypergradients(
     return direct - indirect
 
 
-def _products(here: Workplace, neumann: Neumann, nu: int) -> IntArray:
+def _products(at: At, neumann: Neumann, nu: int) -> IntArray:
     if neumann.products != "random":
-        return np.full(len(here.rows), neumann.terms, dtype=np.int64)
-    drawn = [
-        here.streams.uniforms("local neumann", here.number, nu, nu + 1, lane=int(client))[0]
-        for client in here.clients
-    ]
-    return (np.array(drawn) * neumann.terms).astype(np.int64)
+        return np.full(len(at.rows), neumann.terms, dtype=np.int64)
+    return (at.uniforms("local neumann", nu)[:, 0] * neumann.terms).astype(np.int64)

@@ -15,18 +15,18 @@ from typing import Literal
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.server import Server
+from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.fed_inn import PlainInnerSteps, fed_inn
 from asyncfed.protocols.lfed_out import LocalOuterSteps, local_outer_steps
 from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import (
     Answer,
     FloatArray,
     IntArray,
-    Level,
     Round,
-    Tensors,
-    Workplace,
+    WithServer,
     check_server_protocol,
 )
 from asyncfed.registry import register
@@ -35,7 +35,7 @@ from asyncfed.rng import Streams
 
 @register("method")
 @dataclass(frozen=True)
-class LFedNest:
+class LFedNest(WithServer):
     """Light FedNest; see `FedNest` for the parameters. Minibatches are those of `inner` and `outer`."""
 
     outer_steps: int
@@ -48,8 +48,6 @@ class LFedNest:
     start: Literal["warm", "fresh"] = "warm"
     server: Server = field(default_factory=Server)
     max_rounds: int | None = None
-
-    needs_outer = True
 
     def __post_init__(self) -> None:
         check_server_protocol(self)
@@ -121,7 +119,7 @@ class BothLocally(Round):
         inner, outer = self.inner.counts(sizes["inner"], clients), self.outer.counts(sizes["outer"], clients)
         return (inner + outer).astype(float)
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
-        y, loss = self.inner.plain(here.inner(board["x"]), board["y"], self.iteration)
-        x = local_outer_steps(here, board["x"], y, self.outer, self.neumann, self.iteration)
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        y, loss = self.inner.plain(at.inner(board["x"]), board["y"], self.iteration)
+        x = local_outer_steps(at, board["x"], y, self.outer, self.neumann, self.iteration)
         return Answer({"x": x, "y": y}, {"loss": loss})

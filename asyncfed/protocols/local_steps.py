@@ -19,8 +19,8 @@ from torch import Tensor
 
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.threads import worthwhile_threads
-from asyncfed.protocols.phase import whole
-from asyncfed.protocols.rounds import Samples
+from asyncfed.protocols.part import whole
+from asyncfed.protocols.at import Samples
 from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
 from asyncfed.registry import register
 
@@ -73,7 +73,8 @@ class LocalSteps:
             if value is not None and (not whole(value) or value < 1):
                 raise ScenarioError(f"{name} is {value!r}; it must be a whole number, at least 1, or None")
 
-    def check(self, clients: int) -> None:
+    def fits(self, clients: int) -> None:
+        """Refuse numbers of steps for other clients than there are."""
         if isinstance(self.steps, tuple) and len(self.steps) != clients:
             raise ScenarioError(
                 f"{len(self.steps)} numbers of steps are given for {clients} clients; give one each, or one "
@@ -108,7 +109,7 @@ class LocalSteps:
         self, samples: Samples, start: Tensor, direction: Tensor | None, iteration: int
     ) -> tuple[Tensor, Tensor]:
         sizes = samples.sizes
-        counts = self.counts(sizes, samples.place.clients)
+        counts = self.counts(sizes, samples.at.clients)
         rate = self.rates(counts, iteration, start)
         v = start.expand(samples.k, -1).clone()
         losses, seen = start.new_zeros(samples.k), start.new_zeros(samples.k)
@@ -242,11 +243,5 @@ class _Orders:
         epoch, within = divmod(step, per_epoch)
         order = self._known.get((place, epoch))
         if order is None:
-            size, here = int(self._sizes[place]), self._samples.place
-            drawn = here.streams.uniforms(
-                f"shuffle {self._samples.level}", here.number, epoch * size, (epoch + 1) * size,
-                lane=int(here.clients[place]),
-            )  # fmt: skip
-            order = np.asarray(np.argsort(drawn, kind="stable"), dtype=np.int64)
-            self._known[place, epoch] = order
+            order = self._known[place, epoch] = self._samples.shuffled(place, epoch)
         return order[within * self._batch : (within + 1) * self._batch]

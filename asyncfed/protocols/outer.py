@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError, UnknownNameError
-from asyncfed.network.links import Network, require_strongly_connected
-from asyncfed.network.timing import Timing
-from asyncfed.network.weights import Weights
+from asyncfed.network.links import require_strongly_connected
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
-from asyncfed.protocols.phase import Emission, Estimate, Opening, PhaseDefaults, Site, Steps, Tensors, whole
+from asyncfed.protocols.at import At
+from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors, whole
 
 OuterRate = float | Mapping[str, float]
-Start = Literal["fresh", "warm"]
+StartFrom = Literal["fresh", "warm"]
 
 
 def check_outer(outer_steps: int, outer_lr: OuterRate, start: str) -> None:
@@ -61,14 +60,19 @@ def rates_by_part(outer_lr: OuterRate, layout: Layout, like: Tensor) -> Tensor:
     )
 
 
+def check_parts_of_rate(outer_lr: OuterRate, scene: Scene) -> None:
+    """Refuse rates for parts that λ does not have."""
+    rates_by_part(outer_lr, Derivatives.of(scene.problem).outer, torch.empty(0))
+
+
 @dataclass(frozen=True)
-class OuterStep(PhaseDefaults):
+class OuterStep(Part):
     """λ_i ← λ_i − rate · hypergradient (001 Alg. 1, line 7), or one step of Adam; nothing is sent."""
 
     outer_lr: OuterRate
     optimizer: Literal["adam", "sgd"] = "adam"
     betas: tuple[float, float] = (0.9, 0.999)
-    start: Start = "fresh"
+    begins: StartFrom = "fresh"
 
     name = "outer"
     kind = "none"
@@ -79,35 +83,30 @@ class OuterStep(PhaseDefaults):
     needs_outer = True
     ends_outer_step = True
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
+    def check(self, scene: Scene) -> None:
+        check_parts_of_rate(self.outer_lr, scene)
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {}
+
+    def start(self, at: At, carried: Tensors) -> Start:
         lam = carried["outer"]
         memory = {
             "lam": lam,
             "gradient": carried["hypergradient"],
-            "rate": rates_by_part(self.outer_lr, site.derivatives.outer, lam).expand_as(lam),
-            "inner": site.start if self.start == "fresh" else carried["inner"],
+            "rate": rates_by_part(self.outer_lr, at.derivatives.outer, lam).expand_as(lam),
+            "inner": at.starting_inner if self.begins == "fresh" else carried["inner"],
         }
         if self.optimizer == "adam":
             for name in ("adam_mean", "adam_square"):
                 memory[name] = carried.get(name, torch.zeros_like(lam))
             memory["adam_steps"] = carried.get("adam_steps", torch.zeros_like(lam[:, :1]))
-        return Opening({}, memory)
+        return Start({}, memory)
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[Tensor, ...],
-        steps: Steps,
-        room: Tensors,
-    ) -> Emission:
-        raise AssertionError("an outer step has no rounds")
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(memory["inner"], memory["lam"])
 
-    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
-        return Estimate(memory["inner"], memory["lam"])
-
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         lam, gradient, rate = memory["lam"], memory["gradient"], memory["rate"]
         if self.optimizer == "sgd":
             return {"outer": lam - rate * gradient, "inner": memory["inner"]}
@@ -126,7 +125,7 @@ class OuterStep(PhaseDefaults):
 
 
 @dataclass(frozen=True)
-class OuterPush(PhaseDefaults):
+class OuterPush(Part):
     """Rounds of SGP (4b) on λ, of which the first brings in the hypergradient: outer consensus.
 
     The hypergradient of client i is that of (1/n) Σ F, so it is taken n times: the mean over clients then
@@ -135,7 +134,7 @@ class OuterPush(PhaseDefaults):
 
     outer_lr: OuterRate
     steps: int = 1
-    start: Start = "fresh"
+    begins: StartFrom = "fresh"
 
     name = "outer-push"
     kind = "outer-push"
@@ -144,42 +143,38 @@ class OuterPush(PhaseDefaults):
     needs_outer = True
     ends_outer_step = True
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        require_strongly_connected(network)
+    def check(self, scene: Scene) -> None:
+        require_strongly_connected(scene.network)
+        check_parts_of_rate(self.outer_lr, scene)
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {"z": sizes.outer, "omega": 1}
+
+    def start(self, at: At, carried: Tensors) -> Start:
         lam = carried["outer"]
-        rate = rates_by_part(self.outer_lr, site.derivatives.outer, lam)
+        rate = rates_by_part(self.outer_lr, at.derivatives.outer, lam)
         memory = {
-            "descent": -rate * site.n * carried["hypergradient"],
-            "inner": site.start if self.start == "fresh" else carried["inner"],
+            "descent": -rate * at.n * carried["hypergradient"],
+            "inner": at.starting_inner if self.begins == "fresh" else carried["inner"],
         }
         absorbed = {
             "z": carried.get("outer_z", lam).clone(),
             "omega": carried.get("outer_omega", torch.ones_like(lam[:, :1])).clone(),
         }
-        return Opening(absorbed, memory)
+        return Start(absorbed, memory)
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[Tensor, ...],
-        steps: Steps,
-        room: Tensors,
-    ) -> Emission:
-        first = torch.from_numpy(steps == 0).to(memory["descent"])[:, None]
-        return Emission(absorbed, residue={"z": memory["descent"] * first})
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        first = torch.from_numpy(at.steps == 0).to(memory["descent"])[:, None]
+        return Step(dict(inbox), residue={"z": memory["descent"] * first})
 
-    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
-        return Estimate(memory["inner"], absorbed["z"] / absorbed["omega"])
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(memory["inner"], inbox["z"] / inbox["omega"])
 
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
-        final = self.estimate(absorbed, memory)
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
+        final = self.judge(at, inbox, memory)
         return {
             "outer": final.outer,
             "inner": final.inner,
-            "outer_z": absorbed["z"],
-            "outer_omega": absorbed["omega"],
+            "outer_z": inbox["z"],
+            "outer_omega": inbox["omega"],
         }

@@ -22,19 +22,20 @@ A method with a server is written as rounds: see `rounds`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from asyncfed.errors import RunError
+from asyncfed.errors import RunError, ScenarioError
 from asyncfed.network.expectations import Expectations
 from asyncfed.network.links import Network
 from asyncfed.network.server import Server
 from asyncfed.network.timing import Timing
-from asyncfed.network.weights import Mixing, Weights
+from asyncfed.network.weights import Mixing, Uniform, Weights
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At
 from asyncfed.rng import Streams
@@ -62,6 +63,10 @@ class Scene:
     network: Network
     weights: Weights
     timing: Timing
+
+    def silent(self) -> Scene:
+        """The same where nobody sends anything."""
+        return replace(self, network=self.network.silent(), weights=Uniform())
 
 
 class Declared(Tensors):
@@ -93,10 +98,19 @@ class Inbox(Declared):
     """
 
     def __init__(
-        self, whose: str, totals: Tensors, each: Callable[[str], Messages] | None = None
+        self,
+        whose: str,
+        totals: Tensors,
+        each: Callable[[str], Messages] | None = None,
+        versions: dict[str, int] | None = None,
     ) -> None:
         super().__init__(whose, totals)
         self._each = each
+        self.versions = versions or {}  # of variables that came from the server: which payload brought them
+
+    def with_values(self, values: Tensors) -> Inbox:
+        """The same with its sums in another form."""
+        return Inbox(self._whose, values, self._each, self.versions)
 
     def each(self, name: str) -> Messages:
         """The single messages, for parts that declare so in `each`."""
@@ -178,6 +192,7 @@ class Part:
     estimates: bool = False
     needs_outer: bool = False
     ends_outer_step: bool = False
+    asks: bool = False  # whether a server asks clients for it: see `rounds`
 
     def check(self, scene: Scene) -> None:
         """Refuse a problem, network or timing that breaks an assumption."""
@@ -186,6 +201,10 @@ class Part:
     def carries(self, sizes: Sizes) -> dict[str, int]:
         """What a message holds: names and lengths."""
         raise AssertionError("every part says what it exchanges")
+
+    def remembered(self, sizes: Sizes) -> dict[str, int]:
+        """What a client keeps from round to round, of methods with a server: names and lengths."""
+        return {}
 
     def mixing(self, scene: Scene, learned: Expectations | None) -> Mixing:
         """How what it exchanges is weighed: by default all of it by the scenario's weights."""
@@ -213,15 +232,50 @@ class Part:
         return {}
 
 
+class AmongPeers:
+    """What methods without a server have in common; they say what their `parts` are."""
+
+    server = None
+    planned = 1
+
+    def parts(self) -> tuple[Part, ...]:
+        raise AssertionError("every method says what its parts are")
+
+    def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
+        yield self.parts()
+
+    @property
+    def needs_outer(self) -> bool:
+        return any(part.needs_outer for part in self.parts())
+
+    def check(self, scene: Scene) -> None:
+        check_parts(self.parts(), scene)
+
+
+def check_parts(parts: tuple[Part, ...], scene: Scene) -> None:
+    """What every part assumes, and what they assume of one another."""
+    horizon = getattr(scene.timing, "horizon", None)
+    if len(parts) > 1 and horizon is not None:
+        raise ScenarioError(
+            f"a horizon of {horizon} would cut a protocol of {len(parts)} parts somewhere in the middle of "
+            "one; leave the horizon out, the protocol says how many steps are made"
+        )
+    for before, part in pairwise(parts):
+        if part.estimates and before.judged and before.sends and not before.steps:
+            raise ScenarioError(
+                f"{part.name} is to estimate p̄ and δ̄ from the inner steps, but {before.name} makes none; "
+                "give it steps, or the method expectations='exact'"
+            )
+    different: list[Part] = []
+    for part in parts:  # an outer loop repeats its parts
+        if part not in different:
+            different.append(part)
+            part.check(scene if part.sends else scene.silent())
+
+
 @runtime_checkable
 class Method(Protocol):
     """What a scenario's protocol is."""
-
-    def check(self, scene: Scene) -> None:
-        """Refuse what it cannot run on, naming the reason and a remedy."""
-
-    def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
-        """Its parts in order, an outer iteration at a time."""
 
     @property
     def server(self) -> Server | None:
@@ -230,6 +284,16 @@ class Method(Protocol):
     @property
     def planned(self) -> int:
         """Outer iterations, at most."""
+
+    @property
+    def needs_outer(self) -> bool:
+        """Whether it makes sense only for a problem with an outer variable."""
+
+    def check(self, scene: Scene) -> None:
+        """Refuse what it cannot run on, naming the reason and a remedy."""
+
+    def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
+        """Its parts in order, an outer iteration at a time."""
 
 
 def whole(value: object) -> bool:

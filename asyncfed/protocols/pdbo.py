@@ -17,8 +17,8 @@ from typing import Literal, Protocol
 from asyncfed.errors import ScenarioError
 from asyncfed.protocols.backward import Backward
 from asyncfed.protocols.hgp import HGP
-from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep, Start, check_outer
-from asyncfed.protocols.phase import Phase
+from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep, StartFrom, check_outer
+from asyncfed.protocols.part import AmongPeers, Part
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.vr_hgp import VRHGP
 from asyncfed.registry import register
@@ -27,13 +27,13 @@ from asyncfed.registry import register
 class Estimator(Protocol):
     """A way to a hypergradient."""
 
-    def with_inner(self, inner: SGP) -> tuple[Phase, ...]:
+    def with_inner(self, inner: SGP) -> tuple[Part, ...]:
         """The inner steps and the estimate, which is carried on as "hypergradient"."""
 
 
 @register("method")
 @dataclass(frozen=True)
-class PDBO:
+class PDBO(AmongPeers):
     """Everybody its own λ.
 
     Parameters
@@ -59,7 +59,7 @@ class PDBO:
     outer_lr: OuterRate = 0.1
     optimizer: Literal["adam", "sgd"] = "adam"
     betas: tuple[float, float] = (0.9, 0.999)
-    start: Start = "fresh"
+    start: StartFrom = "fresh"
 
     def __post_init__(self) -> None:
         check_outer(self.outer_steps, self.outer_lr, self.start)
@@ -70,15 +70,15 @@ class PDBO:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ScenarioError(f"betas is {self.betas}; it must be two numbers in [0, 1)")
 
-    def phases(self) -> tuple[Phase, ...]:
+    def parts(self) -> tuple[Part, ...]:
         step = OuterStep(self.outer_lr, self.optimizer, self.betas, self.start)
         once = (*self.hypergradient.with_inner(self.inner), step)
-        return (*(once * self.outer_steps), *self.inner.phases())
+        return (*(once * self.outer_steps), *self.inner.parts())
 
 
 @register("method")
 @dataclass(frozen=True)
-class CDBO:
+class CDBO(AmongPeers):
     """One λ for all: SGP on λ with the hypergradient, `consensus` rounds per outer step (001 App. E).
 
     With `inner=Local(…)` every client solves its inner problem alone: CDBO-Local.
@@ -89,7 +89,7 @@ class CDBO:
     outer_steps: int
     outer_lr: OuterRate = 0.1
     consensus: int = 1
-    start: Start = "fresh"
+    start: StartFrom = "fresh"
 
     def __post_init__(self) -> None:
         check_outer(self.outer_steps, self.outer_lr, self.start)
@@ -97,15 +97,15 @@ class CDBO:
         if self.consensus < 1:
             raise ScenarioError(f"consensus is {self.consensus}; it must be at least 1 round per outer step")
 
-    def phases(self) -> tuple[Phase, ...]:
+    def parts(self) -> tuple[Part, ...]:
         step = OuterPush(self.outer_lr, self.consensus, self.start)
         once = (*self.hypergradient.with_inner(self.inner), step)
-        return (*(once * self.outer_steps), *self.inner.phases())
+        return (*(once * self.outer_steps), *self.inner.parts())
 
 
 @register("method")
 @dataclass(frozen=True)
-class CompareHypergradients:
+class CompareHypergradients(AmongPeers):
     """Several methods at the same variables, after the same steps of `inner`: what method k finds is carried
     on as "hypergradient/k".
     """
@@ -122,14 +122,14 @@ class CompareHypergradients:
                     "ExactBackprop(…)"
                 )
 
-    def phases(self) -> tuple[Phase, ...]:
+    def parts(self) -> tuple[Part, ...]:
         backward = (Backward(method, self.inner, f"/{k}") for k, method in enumerate(self.methods))
-        return (*self.inner.phases(), *backward)
+        return (*self.inner.parts(), *backward)
 
 
 @register("method")
 @dataclass(frozen=True)
-class EstimateHypergradient:
+class EstimateHypergradient(AmongPeers):
     """The hypergradient once: after the steps of `inner`, or (`solve=False`) at the variables the run starts
     from.
     """
@@ -141,7 +141,7 @@ class EstimateHypergradient:
     def __post_init__(self) -> None:
         _check_parts(self.inner, self.hypergradient)
 
-    def phases(self) -> tuple[Phase, ...]:
+    def parts(self) -> tuple[Part, ...]:
         if self.solve:
             return self.hypergradient.with_inner(self.inner)
         alone = getattr(self.hypergradient, "alone", None)
@@ -150,8 +150,8 @@ class EstimateHypergradient:
                 f"{type(self.hypergradient).__name__} differentiates the inner steps themselves, so it "
                 "cannot estimate at given variables; let it solve the inner problem, or use HGP or VRHGP"
             )
-        phases: tuple[Phase, ...] = alone(self.inner)
-        return phases
+        parts: tuple[Part, ...] = alone(self.inner)
+        return parts
 
 
 def _check_parts(inner: object, hypergradient: object) -> None:

@@ -1,15 +1,15 @@
-"""What a server-based method is to the runtime: rounds, each a few pure functions.
+"""Methods with a server, as rounds: a thin form of parts whose steps are made by clients and server in turn.
 
 The server keeps a *board* of variables. In every round it sends some clients what the round reads from the
 board, they compute on their own data and answer, and the mean of the answers, folded, goes back on the board:
 
-    local    (what was sent, own samples) → answers      one row per client, for a whole block at once
-    fold     (board, means) → what changes on the board  at the server; by default the means themselves
+    local    (what was sent, own samples, own memory) → answers    one row per client, a whole block at once
+    fold     (board, means) → what changes on the board            at the server; by default the means
 
 That is "for i ∈ S in parallel do … end for; aggregate", the block that the algorithm boxes of FedNest (004)
-and AggITD (000) are made of. A client keeps nothing between rounds but its data and what it was sent: a
-request carries only what the server does not know it to have, so that an aggregate travels back with the next
-request, as in the papers' definition of a communication round.
+and AggITD (000) are made of. Between rounds a client keeps what the round declares that it `remembers`. A
+request carries only what the server does not know the client to have, so that an aggregate travels back with
+the next request, as in the papers' definition of a communication round.
 
     on the board   x outer variable, y inner variable, q = mean ∇_y g_i, p Hessian-inverse-gradient product,
                    z its beginnings, h hypergradient
@@ -17,230 +17,246 @@ request, as in the papers' definition of a communication round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from asyncfed.data import ClientShards
-from asyncfed.errors import ScenarioError
+from asyncfed.errors import RunError, ScenarioError
 from asyncfed.network.server import Server
-from asyncfed.problems.derivatives import Derivatives
-from asyncfed.protocols.phase import whole
+from asyncfed.network.timing import Lockstep
+from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Step, Tensors, whole
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-Tensors = dict[str, Tensor]
-Level = Literal["inner", "outer"]
 
-LEVELS: dict[str, Level] = {
+LEVELS: dict[str, Level | int] = {
     "x": "outer", "h": "outer", "y": "inner", "q": "inner", "p": "inner", "z": "inner",
 }  # fmt: skip
-"""Whether a variable is as long as the inner or as the outer one."""
+"""How long the usual variables are: as the inner or as the outer one."""
 
-_SAMPLES = 4096  # of all clients together, whose activations stay alive at a time
+_STORED = {"x": "outer", "y": "inner"}  # what the run calls the two that every problem has
+_LETTERS = {name: letter for letter, name in _STORED.items()}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One row per client of every variable answered, and numbers per client for the record."""
+    """One row per client of every variable answered, numbers per client for the record, and what changed of
+    what the clients remember.
+    """
 
     values: Tensors
     report: Tensors = field(default_factory=dict)
+    memory: Tensors = field(default_factory=dict)
 
 
-class Round:
-    """What most rounds answer; a round is a frozen dataclass that says what is particular about it."""
+class Round(Part):
+    """What most rounds answer; a round is a frozen dataclass that says what is particular about it.
 
+    Attributes
+    ----------
+    phase, kind
+        Its name in the trace, and that of its answers.
+    reads
+        What a request brings up to date.
+    answers
+        What an answer holds.
+    levels
+        How long variables are: "inner", "outer" or a number, where they are not the usual ones.
+    remembers
+        What a client keeps from round to round; zero at first.
+    each
+        Answers that `fold` looks at one by one, with `mean.each(name)`.
+    cohort
+        Rounds of an iteration with the same number ask the same clients.
+    """
+
+    asks = True
     phase: ClassVar[str]
-    kind: ClassVar[str]
+    kind: str
     reads: ClassVar[tuple[str, ...]]
     answers: tuple[str, ...] = ()
-    cohort: int = 0  # rounds of an iteration with the same number ask the same clients
+    levels: ClassVar[Mapping[str, Level | int]] = LEVELS
+    remembers: ClassVar[tuple[str, ...]] = ()
+    cohort: int = 0
 
     @property
     def writes(self) -> tuple[str, ...]:
         """What changes on the board, of what is ever sent."""
         return self.answers
 
+    @property
+    def series(self) -> str:
+        """Late answers may be used in the next round of this name: not all that is called p may be mixed."""
+        return f"{type(self).__name__} {self.kind}"
+
+    def lengths(self, sizes: Sizes) -> dict[str, int]:
+        """Of all variables that have a length."""
+        known = {"inner": sizes.inner, "outer": sizes.outer}
+        return {
+            name: known[level] if isinstance(level, str) else level for name, level in self.levels.items()
+        }
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        lengths = self.lengths(sizes)
+        return {name: lengths[name] for name in self.answers}
+
+    def remembered(self, sizes: Sizes) -> dict[str, int]:
+        """What a client keeps: names and lengths."""
+        lengths = self.lengths(sizes)
+        return {name: lengths[name] for name in self.remembers}
+
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         """Local steps of clients with so many samples of either loss."""
         return np.ones(len(clients))
 
-    def local(self, here: Workplace, board: Tensors) -> Answer:
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         raise AssertionError("every round says what its clients do")
 
-    def fold(self, board: Tensors, mean: Tensors) -> Tensors:
-        return mean
+    def fold(self, board: Tensors, mean: Inbox) -> Tensors:
+        return dict(mean)
+
+    def addressed(self, board: Tensors) -> dict[str, Tensor]:
+        """Of variables with several rows on the board: which row is whose, one entry for every client."""
+        return {}
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        return self._at_server(inbox, memory) if at.server else self._at_clients(at, inbox, memory)
+
+    def _at_clients(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        versions = inbox.versions
+        board = inbox.with_values({name: _common(value) for name, value in inbox.items()})
+        at.knows({id(value): versions[name] for name, value in board.items() if name in versions})
+        answer = self.local(at, board, memory)
+        return Step(answer.values, report=answer.report, memory=answer.memory)
+
+    def _at_server(self, inbox: Inbox, memory: Tensors) -> Step:
+        board = {_LETTERS.get(name, name): _single(value) for name, value in memory.items()}
+        changed = self.fold(board, inbox.with_values({name: value[0] for name, value in inbox.items()}))
+        undeclared = [name for name in changed if name in self.levels and name not in self.writes]
+        missing = [name for name in self.writes if name not in changed]
+        if undeclared or missing:
+            raise RunError(
+                f"{type(self).__name__} declares that it writes {', '.join(self.writes) or 'nothing'}, and "
+                f"wrote {', '.join(changed) or 'nothing'}; name in `writes` what is ever sent and changes"
+            )
+        rows = {name: value if value.ndim > 1 else value[None] for name, value in changed.items()}
+        return Step(
+            {name: rows[name] for name in self.writes},
+            memory={_STORED.get(name, name): value for name, value in rows.items()},
+            addressed=self.addressed(board | changed),
+        )
 
 
-class ServerProtocol(Protocol):
-    """A method: its outer iterations, each a sequence of rounds."""
+def _common(value: Tensor) -> Tensor:
+    """A variable that all clients were sent alike as one vector; rows where each has its own."""
+    return value[0] if value.stride(0) == 0 or len(value) == 1 else value
+
+
+def _single(value: Tensor) -> Tensor:
+    return value[0] if len(value) == 1 else value
+
+
+@dataclass(frozen=True)
+class Opening(Round):
+    """The server says where it begins: nothing is sent yet."""
+
+    asks = False
+    phase = kind = "opening"
+    reads = ()
+    opens: tuple[str, ...] = ("x", "y")
 
     @property
-    def outer_steps(self) -> int: ...
+    def writes(self) -> tuple[str, ...]:
+        return self.opens
+
+    def fold(self, board: Tensors, mean: Inbox) -> Tensors:
+        return {name: board[name] for name in self.opens}
+
+
+@dataclass(frozen=True)
+class FreshStart(Round):
+    """The inner variable goes back to where the run began."""
+
+    asks = False
+    phase = kind = "start"
+    reads = ()
 
     @property
-    def server(self) -> Server: ...
+    def writes(self) -> tuple[str, ...]:
+        return ("y",)
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        y = at.starting_inner
+        return Step({"y": y}, memory={"inner": y})
+
+
+@dataclass(frozen=True)
+class JudgedByServer(Part):
+    """Everybody is judged by the server's variables."""
+
+    name = kind = "server"
+    steps = 0
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {}
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(inbox["y"], inbox["x"])
+
+
+class WithServer:
+    """What methods with a server have in common; they are frozen dataclasses with `outer_steps`, `server`,
+    `max_rounds` and `rounds`.
+    """
+
+    outer_steps: int
+    server: Server
+    max_rounds: int | None = None
+    start: Literal["warm", "fresh"] = "warm"
+    opening: ClassVar[Round] = Opening()
+    judging: ClassVar[Part] = JudgedByServer()
+
+    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
+        """The rounds of an outer iteration."""
+        raise AssertionError("every method says what its rounds are")
 
     @property
-    def max_rounds(self) -> int | None:
-        """End before an iteration that would go beyond so many communication rounds."""
+    def planned(self) -> int:
+        return self.outer_steps
 
     @property
     def needs_outer(self) -> bool:
-        """Whether it makes sense only for a problem with an outer variable."""
+        return True
 
-    @property
-    def start(self) -> str:
-        """Where an iteration's inner variable begins: "warm", where the last one ended, or "fresh"."""
+    def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
+        for iteration in range(self.outer_steps):
+            fresh = (FreshStart(),) if self.start == "fresh" and iteration else ()
+            yield (*fresh, *self.rounds(iteration, streams))
 
-    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]: ...
+    def check(self, scene: Scene) -> None:
+        """Refuse a network without a server and settings that cannot be met."""
+        horizon = getattr(scene.timing, "horizon", None)
+        if horizon is not None:
+            raise ScenarioError(
+                f"a horizon of {horizon} would cut an outer iteration somewhere in the middle; leave it out "
+                "and give the protocol outer_steps or max_rounds"
+            )
+        self.server.check(scene.network, isinstance(scene.timing, Lockstep))
+        for name in ("inner", "outer", "local"):
+            fits = getattr(getattr(self, name, None), "fits", None)
+            if fits is not None:
+                fits(scene.sizes.clients)
 
 
 def draw_whole(streams: Streams, what: str, iteration: int, below: int) -> int:
     """A number drawn uniformly from 0..below−1, once per iteration: the N' and Q of the papers."""
     return int(streams.uniforms(what, iteration, 0, 1)[0] * below)
-
-
-@dataclass(frozen=True, eq=False)
-class Workplace:
-    """Some clients of a block in a round: their data and derivatives.
-
-    `rows` are their places in the block's shards, `clients` their numbers in the run. `number` counts the
-    rounds of the run and is, with the client, the address of all that is drawn.
-    """
-
-    derivatives: Derivatives
-    staged: Derivatives | None
-    train: ClientShards
-    outer: ClientShards
-    rows: IntArray
-    clients: IntArray
-    streams: Streams
-    number: int
-    encode: Callable[[Tensor], ClientShards] = field(repr=False)
-
-    def inner(self, x: Tensor) -> Samples:
-        """g_i at this outer variable."""
-        if self.staged is not None:
-            nothing = x.new_zeros(0)
-            return Samples(self, self.staged, self.encode(x), np.arange(len(self.rows)), nothing, "inner")
-        return Samples(self, self.derivatives, self.train, self.rows, x, "inner")
-
-    def outer_loss(self, y: Tensor, x: Tensor) -> Samples:
-        """f_i."""
-        return Samples(self, self.derivatives, self.outer, self.rows, x, "outer", y)
-
-    def inner_by_both(self, x: Tensor) -> Samples:
-        """g_i as a function of both variables, for its mixed derivatives."""
-        return Samples(self, self.derivatives, self.train, self.rows, x, "inner")
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """A loss of each of some clients, over samples to be chosen.
-
-    `lam` is the outer variable, common to all; for the outer loss `y` is the inner one.
-    """
-
-    place: Workplace
-    derivatives: Derivatives
-    shards: ClientShards
-    rows: IntArray
-    lam: Tensor
-    level: Level
-    y: Tensor | None = None
-
-    @property
-    def k(self) -> int:
-        return len(self.rows)
-
-    @property
-    def parameters(self) -> int:
-        """Numbers that a sample meets on its way to the loss."""
-        return self.derivatives.inner.d + self.derivatives.outer.d
-
-    @property
-    def sizes(self) -> IntArray:
-        return self.shards.sizes[self.rows]
-
-    def batch(self, places: IntArray, index: npt.NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """Samples `index` (r, B) of the clients at `places` (r,)."""
-        device = self.lam.device
-        rows = torch.from_numpy(self.rows[places]).to(device)
-        return self.shards.gather(rows, torch.from_numpy(np.ascontiguousarray(index)).to(device))
-
-    def gradient(self, v: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Of each row of v with its batch: for g in y, for f in x; and the losses."""
-        if self.level == "inner":
-            return self.derivatives.inner_gradient(v, self.lam.expand(len(v), -1), batch)
-        assert self.y is not None
-        return self.derivatives.outer_gradient(self.y.expand(len(v), -1), v, batch, "outer")
-
-    def descend(self, v: Tensor, batch: tuple[Tensor, ...], rate: float | Tensor) -> Tensor:
-        """A step of each row of v along its gradient, in place; returns the losses before it."""
-        if self.level == "inner":
-            return self.derivatives.descend("inner", v, self.lam.expand(len(v), -1), batch, rate)
-        assert self.y is not None
-        return self.derivatives.descend("outer", self.y.expand(len(v), -1), v, batch, rate)
-
-    def chosen(self, batch: int | None, what: str) -> Iterator[tuple[IntArray, IntArray, float]]:
-        """(places, index, share): a minibatch of each client, drawn without replacement, or all it has in
-        pieces of bounded memory; `share` is the part of a client's samples that the piece is.
-        """
-        sizes = self.sizes
-        if batch is not None:
-            taken = np.minimum(batch, sizes)
-            for size in np.unique(taken):
-                places = np.flatnonzero(taken == size)
-                index = np.stack([self._drawn(int(p), int(sizes[p]), int(size), what) for p in places])
-                yield places, index, 1.0
-            return
-        for size in np.unique(sizes):
-            places = np.flatnonzero(sizes == size)
-            length = min(int(size), _SAMPLES)
-            together = max(1, _SAMPLES // length)
-            for first in range(0, len(places), together):
-                some = places[first : first + together]
-                for start in range(0, int(size), length):
-                    stop = min(start + length, int(size))
-                    index = np.tile(np.arange(start, stop), (len(some), 1))
-                    yield some, index, (stop - start) / int(size)
-
-    def mean(
-        self,
-        batch: int | None,
-        what: str,
-        compute: Callable[[IntArray, tuple[Tensor, ...]], tuple[Tensor, ...]],
-        lengths: tuple[int, ...],
-    ) -> tuple[Tensor, ...]:
-        """What `compute` returns (rows per client), averaged over the samples chosen."""
-        totals = tuple(self.lam.new_zeros(self.k, length) for length in lengths)
-        whole = tuple[Tensor, ...]()
-        for places, index, share in self.chosen(batch, what):
-            found = compute(places, self.batch(places, index))
-            if share == 1.0 and len(places) == self.k:
-                whole = found
-                continue
-            at = torch.from_numpy(places).to(self.lam.device)
-            for total, value in zip(totals, found, strict=True):
-                total.index_add_(0, at, value.view(len(places), -1) * share)
-        return tuple(value.view(self.k, -1) for value in whole) if whole else totals
-
-    def _drawn(self, place: int, size: int, count: int, what: str) -> IntArray:
-        if count == size:
-            return np.arange(size, dtype=np.int64)
-        here = self.place
-        drawn = here.streams.uniforms(
-            f"minibatch {what}", here.number, 0, size, lane=int(here.clients[place])
-        )
-        return np.sort(np.argsort(drawn, kind="stable")[:count]).astype(np.int64)
 
 
 def check_server_protocol(protocol: object) -> None:

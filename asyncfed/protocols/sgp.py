@@ -5,10 +5,10 @@ direction or both.
 |------------|------------------|------------------------------------------------------------|
 | z_i, ω_i   | z, omega         | the biased model and its push-sum weight, ω_i(0) = 1         |
 | x_i        | x                | z_i / ω_i, the model                                       |
-| y_i        | absorbed         | [z_i; ω_i] after everything that arrived is summed         |
+| y_i        | inbox            | [z_i; ω_i] after everything that arrived is summed         |
 | φ_i, ψ_i   | payload, residue | what is shared with weights p_ij, and what stays at home   |
 | α_i        | alpha            | learning rate at the client's own step                     |
-| ζ_i        | batch            | minibatch                                                  |
+| ζ_i        | at.batch         | minibatch                                                  |
 
 (4a) steps before it communicates (Assran et al. 2019), (4b) after (Nedić & Olshevsky 2016). In virtual time
 the same lines are asynchronous gradient push: a client that received nothing goes on with what it kept, and z
@@ -20,23 +20,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from asyncfed.errors import ScenarioError
-from asyncfed.network.links import Network, require_strongly_connected
-from asyncfed.network.timing import Timing
-from asyncfed.network.weights import Weights
-from asyncfed.problems.derivatives import Derivatives
-from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, PhaseDefaults, Site, Tensors, whole
+from asyncfed.network.links import require_strongly_connected
+from asyncfed.protocols.at import At
+from asyncfed.protocols.part import (
+    AmongPeers,
+    Inbox,
+    Judged,
+    Part,
+    Scene,
+    Sizes,
+    Start,
+    Step,
+    Tensors,
+    whole,
+)
 from asyncfed.protocols.schedules import LearningRate, check_rate, rates
 from asyncfed.registry import register
 
 
 @register("method")
 @dataclass(frozen=True)
-class SGP(PhaseDefaults):
+class SGP(Part, AmongPeers):
     """Stochastic gradient push.
 
     Parameters
@@ -61,6 +68,7 @@ class SGP(PhaseDefaults):
 
     name = "sgp"
     kind = "push"
+    needs_outer = False
 
     def __post_init__(self) -> None:
         if not whole(self.steps) or self.steps < 0:
@@ -77,43 +85,37 @@ class SGP(PhaseDefaults):
             raise ScenarioError(f"weight_decay is {self.weight_decay}; it must be at least 0")
         check_rate(self.lr)
 
-    def phases(self) -> tuple[Phase, ...]:
+    def parts(self) -> tuple[Part, ...]:
         return (self,)
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        require_strongly_connected(network)
+    def check(self, scene: Scene) -> None:
+        require_strongly_connected(scene.network)
 
-    def begin(self, site: Site, carried: Tensors) -> Opening:
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {"z": sizes.inner, "omega": 1}
+
+    def start(self, at: At, carried: Tensors) -> Start:
         x = carried["inner"]
-        return Opening({"z": x.clone(), "omega": torch.ones_like(x[:, :1])}, {"lam": carried["outer"]})
+        return Start({"z": x.clone(), "omega": torch.ones_like(x[:, :1])}, {"lam": carried["outer"]})
 
-    def step(
-        self,
-        derivatives: Derivatives,
-        absorbed: Tensors,
-        memory: Tensors,
-        batch: tuple[torch.Tensor, ...],
-        steps: npt.NDArray[np.int64],
-        room: Tensors,
-    ) -> Emission:
-        z, omega = absorbed["z"], absorbed["omega"]
-        alpha = rates(self.lr, steps, z)
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        z, omega, lam = inbox["z"], inbox["omega"], memory["lam"]
+        alpha = rates(self.lr, at.steps, z)
         x = z / omega
-        lam = memory["lam"]
-        descent, loss = derivatives.inner_gradient(
-            x, lam, batch, scale=-alpha, out=room.get("z")
+        descent, loss = at.derivatives.inner_gradient(
+            x, lam, at.batch, scale=-alpha, out=at.room.get("z")
         )  # −α∇f(z/ω)
         if self.weight_decay:
             descent -= alpha * self.weight_decay * x
         report = {"loss": loss}
         if self.order == "4a":
             phi = {"z": descent.add_(z), "omega": omega}  # φ = [z − α∇f; ω], ψ = 0
-            return Emission(payload=phi, report=report)
-        return Emission(payload=absorbed, residue={"z": descent}, report=report)  # φ = [z; ω], ψ = [−α∇f; 0]
+            return Step(phi, report=report)
+        return Step({"z": z, "omega": omega}, {"z": descent}, report)  # φ = [z; ω], ψ = [−α∇f; 0]
 
-    def estimate(self, absorbed: Tensors, memory: Tensors) -> Estimate:
-        return Estimate(absorbed["z"] / absorbed["omega"], memory["lam"])
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(inbox["z"] / inbox["omega"], memory["lam"])
 
-    def finish(self, absorbed: Tensors, memory: Tensors) -> Tensors:
-        final = self.estimate(absorbed, memory)
-        return {"inner": final.inner, "outer": final.outer, **absorbed}
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
+        final = self.judge(at, inbox, memory)
+        return {"inner": final.inner, "outer": final.outer, **inbox}

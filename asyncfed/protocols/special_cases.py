@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from asyncfed.errors import TopologyError
-from asyncfed.network.links import Network, require_strongly_connected
-from asyncfed.network.timing import Timing
-from asyncfed.network.weights import Weights
+from asyncfed.network.links import require_strongly_connected
+from asyncfed.protocols.part import Scene
 from asyncfed.protocols.sgp import SGP
 from asyncfed.registry import register
 
@@ -23,9 +22,9 @@ class DSGD(SGP):
 
     name = "dsgd"
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        require_strongly_connected(network)
-        if not weights.prepare(network).doubly_stochastic:
+    def check(self, scene: Scene) -> None:
+        require_strongly_connected(scene.network)
+        if not scene.weights.prepare(scene.network).doubly_stochastic:
             raise TopologyError(
                 "DSGD needs doubly stochastic weights, and these are not on this topology; "
                 "use weights=Metropolis() or FastestMixing() on undirected links, or the protocol SGP"
@@ -40,10 +39,10 @@ class PeerFedAvg(SGP):
     order: Literal["4a", "4b"] = "4a"
     name = "peer-fedavg"
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        n = network.n
+    def check(self, scene: Scene) -> None:
+        network, n = scene.network, scene.network.n
         always = bool((network.probability == 1).all()) and network.lossless
-        if network.edges != n * (n - 1) or not always or not weights.prepare(network).doubly_stochastic:
+        if network.edges != n * (n - 1) or not always or not scene.weights.prepare(network).doubly_stochastic:
             raise TopologyError(
                 f"PeerFedAvg averages over all {n} clients in every step, "
                 f"so it needs every link, always up and without loss, and weights 1/{n}; "
@@ -60,5 +59,5 @@ class Local(SGP):
     kind = "none"
     sends = False
 
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
+    def check(self, scene: Scene) -> None:
         return None

@@ -18,27 +18,14 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError
-from asyncfed.network.expectations import Expectations
-from asyncfed.network.links import Network
-from asyncfed.network.timing import Timing
-from asyncfed.network.weights import Shares, Weights
-from asyncfed.protocols.backward import (
-    Backward,
-    Linearized,
-    Role,
-    Sampling,
-    check_debiased,
-    check_rounds,
-    debiased_shares,
-)
-from asyncfed.protocols.phase import Emission, Opening, Phase, Tensors
-from asyncfed.protocols.sgp import SGP
+from asyncfed.protocols.backward import Linearized, Pushed, Role, Sampling, check_rounds
+from asyncfed.protocols.part import Start, Step, Tensors
 from asyncfed.registry import register
 
 
 @register("estimator")
 @dataclass(frozen=True)
-class VRHGP:
+class VRHGP(Pushed):
     """Variance-reduced hyper-gradient push; `alpha` and `beta` in [0, 1], the rest as for `HGP`."""
 
     rounds: int
@@ -51,6 +38,7 @@ class VRHGP:
     record: bool = False
 
     name = "vr-hgp"
+    sent = ("u", "w")
 
     def __post_init__(self) -> None:
         check_rounds(self.rounds, self.sampling, self.expectations, self.lr, self.batch)
@@ -60,59 +48,35 @@ class VRHGP:
                     f"{name} is {value}; it must lie in [0, 1] (alpha=1, beta=0 is HGP; 0.9 and 0.1 do well)"
                 )
 
-    def with_inner(self, inner: SGP) -> tuple[Phase, ...]:
-        """The inner steps and then the estimate."""
-        return (*inner.phases(), *self.alone(inner))
-
-    def alone(self, inner: SGP) -> tuple[Phase, ...]:
-        """The estimate at variables that are given, for the steps that `inner` would make."""
-        return (Backward(self, inner),)
-
-    @property
-    def estimates(self) -> bool:
-        return self.expectations == "estimated"
-
-    def check(self, network: Network, weights: Weights, timing: Timing) -> None:
-        check_debiased(network, timing, self.sampling)
-
-    def shares(
-        self, weights: Weights, network: Network, timing: Timing, learned: Expectations | None
-    ) -> Shares:
-        return debiased_shares(weights, network, timing, learned, self.expectations)
-
-    def open(self, c: Tensor, c_lam: Tensor) -> Opening:
+    def open(self, c: Tensor, c_lam: Tensor) -> Start:
         # For (4b) the absorbed w is β-weighed against memory's w + u: with w = 0 there it comes out as c.
         memory = {"v": torch.zeros_like(c_lam), "c_lam": c_lam, "c": c, "w": torch.zeros_like(c)}
         if self.sampling == "alternating":
             memory["u"] = c.clone()
-        return Opening({"u": c.clone(), "w": c.clone()}, memory)
+        return Start({"u": c.clone(), "w": c.clone()}, memory)
 
-    def after(
-        self, here: Linearized, role: Role, absorbed: Tensors, memory: Tensors, room: Tensors
-    ) -> Emission:
+    def after(self, here: Linearized, role: Role, inbox: Tensors, memory: Tensors, room: Tensors) -> Step:
         if role is Role.U:
-            u, w = absorbed["u"].copy_(memory["u"]), absorbed["w"].copy_(memory["w"])
-            return Emission({"u": u, "w": w}, residue=self._residue(here.by_y(u, w, out=_out(room)), memory))
-        u = absorbed["u"]
-        w = self._averaged(absorbed["w"], memory["w"], u)
+            u, w = inbox["u"].copy_(memory["u"]), inbox["w"].copy_(memory["w"])
+            return Step({"u": u, "w": w}, residue=self._residue(here.by_y(u, w, out=_out(room)), memory))
+        u = inbox["u"]
+        w = self._averaged(inbox["w"], memory["w"], u)
         sent = {"u": u, "w": w}
         if role is Role.V:
             v = self.alpha * memory["v"] + here.by_lambda(self.alpha * u + (1 - self.alpha) * w)
-            return Emission(sent, memory={"v": v, "u": u, "w": w})
+            return Step(sent, memory={"v": v, "u": u, "w": w})
         by_y, (Bu, Bw) = here.both(u, w, out=_out(room))
         v = self.alpha * (memory["v"] + Bu) + (1 - self.alpha) * Bw
-        return Emission(sent, residue=self._residue(by_y, memory), memory={"v": v, "w": w})
+        return Step(sent, residue=self._residue(by_y, memory), memory={"v": v, "w": w})
 
-    def before(
-        self, here: Linearized, role: Role, absorbed: Tensors, memory: Tensors, room: Tensors
-    ) -> Emission:
-        total_u, total_w = absorbed["u"], absorbed["w"]
+    def before(self, here: Linearized, role: Role, inbox: Tensors, memory: Tensors, room: Tensors) -> Step:
+        total_u, total_w = inbox["u"], inbox["w"]
         if role is Role.OPEN:
-            return Emission(absorbed, memory={"w": total_w})
+            return Step(dict(inbox), memory={"w": total_w})
         if role is Role.V:
             moved = here.by_lambda(self.alpha * total_u + (1 - self.alpha) * total_w)
             sent = {"u": total_u.copy_(memory["u"]), "w": total_w.copy_(memory["w"])}
-            return Emission(sent, memory={"v": self.alpha * memory["v"] + moved})
+            return Step(sent, memory={"v": self.alpha * memory["v"] + moved})
         remembered: Tensors = {}
         if role is Role.U:
             by_y = here.by_y(total_u, total_w, out=_out(room))
@@ -124,7 +88,7 @@ class VRHGP:
         remembered["w"] = w
         if self.sampling == "alternating":
             remembered["u"] = u
-        return Emission({"u": u, "w": w}, memory=remembered)
+        return Step({"u": u, "w": w}, memory=remembered)
 
     def result(self, v: Tensor, memory: Tensors) -> Tensor:
         return v + memory["c_lam"]

@@ -1,18 +1,13 @@
-"""What executes the waves. Backends differ in where clients live; the numbers and the trace are the same."""
+"""What executes the waves. Backends differ in where nodes live; the numbers and the trace are the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from asyncfed.network.waves import Snapshot, Wave
-from asyncfed.protocols.phase import Phase, Tensors
-from asyncfed.runtime.block import Measurement
-
-FloatArray = npt.NDArray[np.float64]
+from asyncfed.protocols.part import Part, Tensors
+from asyncfed.runtime.block import Measurement, Reports
 
 
 @dataclass(frozen=True)
@@ -32,20 +27,26 @@ class Backend(Protocol):
     @property
     def placement(self) -> Placement: ...
 
-    def begin(self, phase: Phase, first_step: int) -> int:
-        """Open a phase on every block; returns the bytes of one of its messages."""
+    def begin(self, part: Part, first_step: int) -> None:
+        """Open a part among peers on every block."""
 
-    def run(self, wave: Wave) -> None:
-        """Execute a wave, or put it on its way."""
+    def run(self, wave: Wave, round: Part | None = None) -> None:
+        """Execute a wave, or put it on its way: of a round, or of the part that is open."""
 
-    def reports(self) -> dict[str, FloatArray]:
+    def reports(self) -> Reports:
         """What the steps since the last call reported, in the order of the waves."""
 
-    def measure(self, snapshot: Snapshot, *, validation: bool) -> list[Measurement]: ...
+    def measure(
+        self, snapshot: Snapshot, *, judging: Part | None = None, validation: bool = False
+    ) -> list[Measurement]:
+        """What the clients are worth: by the open part, or by what a method with a server says."""
 
-    def finish(self, snapshot: Snapshot) -> None: ...
+    def finish(self, snapshot: Snapshot) -> None:
+        """Close the part that is open."""
 
     def final(self) -> Tensors:
-        """What the last phase left behind, all clients stacked."""
+        """What the nodes that decide have in the end: all clients stacked, or the server (and, with
+        "clients/" before their names, what the clients remember).
+        """
 
     def close(self) -> None: ...

@@ -1,11 +1,12 @@
-"""A block: k clients whose state stands stacked, and the arithmetic of their steps.
+"""A block: k nodes whose state stands stacked, and the arithmetic of their steps.
 
-One block of all clients in this process is the local backend; blocks in actors are the Ray backend. A block
-knows nothing of either. For each of its clients it keeps the residue ψ of the last step; the payloads φ that
-somebody in the block may still absorb stand in a pool, one row each.
+One block of all clients in this process is the local backend; blocks in actors are the Ray backend; a server
+is a block of one node. A block knows nothing of any of it. Its nodes keep what lasts in a *store*, rows by
+name; within a part among peers each also has the residue ψ of its last step and the part's memory. The
+payloads φ that somebody may still absorb stand in a pool.
 
     absorb   y = ψ + Σ weight · φ     a dense product where much of the pool is wanted, else a weighted bag
-    compute  the phase's step on y    in chunks of clients, whose temporaries the allocator can reuse
+    compute  the part's step on y     in chunks of nodes, whose temporaries the allocator can reuse
     emit     φ into the pool, ψ kept
 
 When a wave is the whole block and nothing older is wanted any more (every lockstep round), no row is copied:
@@ -16,59 +17,32 @@ buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from asyncfed.data import ClientShards
-from asyncfed.errors import DivergenceError
-from asyncfed.network.serials import SerialTable
+from asyncfed.errors import DivergenceError, RunError
+from asyncfed.network.waves import Common, MatrixSums, Sums
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.problems.problem import Init, Problem
-from asyncfed.protocols.phase import Emission, Estimate, Phase, Site, Tensors
+from asyncfed.protocols.at import At, Home
+from asyncfed.protocols.part import Declared, Inbox, Judged, Messages, Part, Sizes, Step, Tensors
 from asyncfed.rng import Streams
-from asyncfed.runtime.sampling import Batches
+from asyncfed.runtime.exchange import Away, BlockWave, Incoming, Sum, Taken
+from asyncfed.runtime.pool import Mixing, Pool
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+Reports = dict[str, FloatArray]
 
 CHUNK_BYTES = 16 * 2**20  # of parameters, so that temporaries stay below the allocator's 32 MiB threshold
-_DENSE_ROWS = 16  # below this many rows a bag of rows beats a product over the whole pool
-_DENSE_SHARE = 0.2  # and below this share of non-zero weights
-
-
-@dataclass(frozen=True, eq=False)
-class Incoming:
-    """What some clients of a block absorb: rows of its own pool by serial, and rows of payloads from other
-    blocks.
-
-    Of payload p from elsewhere, y[remote_rows[a:b]] += remote_weights[a:b] · payload[remote_columns[a:b]]
-    with a, b = remote_first[p : p + 2].
-    """
-
-    rows: IntArray  # places in the block
-    indptr: IntArray
-    sources: IntArray
-    weights: FloatArray
-    matrix: FloatArray | None = None  # instead of the three: weights over the pool of a whole round, in order
-    remote_first: IntArray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    remote_rows: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    remote_columns: IntArray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    remote_weights: FloatArray = field(default_factory=lambda: np.zeros(0))
-
-
-@dataclass(frozen=True, eq=False)
-class BlockWave:
-    """The part of a wave that falls into one block."""
-
-    incoming: Incoming
-    steps: IntArray
-    emits: IntArray
-    released: IntArray
+_WHOSE = " of whom"  # beside a payload with rows for different clients: which row is whose
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +52,7 @@ class Measurement:
     clients: IntArray
     sums: dict[str, FloatArray]
     counts: IntArray
-    centre: FloatArray  # mean model of the block
+    centre: FloatArray  # mean model of the block; empty where all are judged by one
     spread: float  # Σ ‖x_i − centre‖²
     validation: dict[str, FloatArray]  # sums over validation samples, where asked for
     validation_counts: IntArray
@@ -88,37 +62,22 @@ class Measurement:
 class Observation:
     """A step as a bystander may see it (local backend only): for teaching, debugging and tests."""
 
-    clients: IntArray
+    clients: IntArray  # numbers of the nodes
     steps: IntArray
     absorbed: Tensors
-    emission: Emission
+    made: Step
+    part: Part
 
 
 Tap = Callable[[Observation], None]
 
 
-@dataclass(frozen=True, eq=False)
-class _Mixing:
-    """How rows of the pool are summed: by a matrix, or (with slots) as bags of weighted rows."""
-
-    rows: int
-    weights: torch.Tensor
-    slots: torch.Tensor | None = None
-    offsets: torch.Tensor | None = None
-
-
-@dataclass
-class _Pool:
-    """Payload rows by slot."""
-
-    rows: Tensors = field(default_factory=dict)
-    slots: SerialTable = field(default_factory=lambda: SerialTable("slot"))
-    free: list[int] = field(default_factory=list)
-    size: int = 0
-
-
 class Block:
-    """The clients `clients` (their numbers in the run) of a problem that holds the data of exactly these."""
+    """The nodes `clients` (their numbers in the run) of a problem that holds the data of exactly these.
+
+    `strict` hands out copies to every step and spoils them afterwards: what a method changed in place, or
+    kept without returning it, shows.
+    """
 
     def __init__(
         self,
@@ -131,258 +90,411 @@ class Block:
         tap: Tap | None = None,
         n: int | None = None,
         initial: Tensors | None = None,
+        server: bool = False,
+        strict: bool = False,
     ) -> None:
         self.clients = clients
-        self._n = len(clients) if n is None else n  # in the run
+        n = len(clients) if n is None else n  # clients in the run
         self._data = problem.data.to(dtype, device)
-        self._derivatives = Derivatives.of(problem)
+        derivatives = self._derivatives = Derivatives.of(problem)
+        self._sizes = Sizes(derivatives.inner.d, derivatives.outer.d, n)
         self._streams = Streams(seed)
-        self._dtype, self._device, self._tap = dtype, torch.device(device), tap
-        self.carried: Tensors = {
-            "inner": self._initial(problem.init_inner, self._derivatives.inner, "initial inner"),
-            "outer": self._initial(problem.init_outer, self._derivatives.outer, "initial outer"),
+        self._dtype, self._device, self._tap, self._strict = dtype, torch.device(device), tap, strict
+        self.store: Tensors = {
+            "inner": self._initial(problem.init_inner, derivatives.inner, "initial inner"),
+            "outer": self._initial(problem.init_outer, derivatives.outer, "initial outer"),
         }
         for key, given in (initial or {}).items():
-            self.carried[key] = given.to(self._device, self._dtype)
-        self._start_inner = self.carried["inner"]
+            self.store[key] = given.to(self._device, self._dtype)
+        self._home = Home(
+            derivatives, self._data, clients, n, self.store["inner"], self._streams, server=server
+        )
+        self._part: Part | None = None
+        self._first_step = 0
+        self._pool = Pool(self.k, dtype, self._device)
+        self._boards: dict[int, Tensors] = {}  # a server's payloads, by serial
+        self._residue: dict[str, Tensor | None] = {}
+        self._memory: Tensors = {}
+        self._carries: dict[str, int] = {}
+        self._spare: dict[str, list[Tensor]] = {}
+        self._chunk = 1
 
     @property
     def k(self) -> int:
         return len(self.clients)
 
-    def begin(self, phase: Phase, first_step: int = 0) -> int:
-        """Open a phase; returns the bytes of one message of it."""
-        site = Site(self._derivatives, self._data, self.clients, self._n, self._start_inner)
-        opening = phase.begin(site, self.carried)
-        self._phase, self._first_step = phase, first_step
-        self._residue: dict[str, torch.Tensor | None] = dict(opening.absorbed)
-        self._memory = opening.memory
-        self._pool = _Pool()
-        self._spare: dict[str, list[torch.Tensor]] = {key: [] for key in opening.absorbed}
-        self._batches = Batches(self._data.train, self.clients, phase.batch, self._streams, self._device)
-        row_bytes = sum(t[:1].nbytes for t in opening.absorbed.values())
+    def begin(self, part: Part, first_step: int = 0) -> None:
+        """Open a part among peers."""
+        everyone = np.arange(self.k, dtype=np.int64)
+        start = part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
+        self._part, self._first_step = part, first_step
+        self._residue = dict(start.absorbed)
+        self._memory = start.memory
+        self._pool = Pool(self.k, self._dtype, self._device)
+        self._spare = {key: [] for key in start.absorbed}
+        self._carries = part.carries(self._sizes)
+        self._require_declared(part, start.absorbed, "starts with")
+        row_bytes = sum(t[:1].nbytes for t in start.absorbed.values())
         self._chunk = max(1, CHUNK_BYTES // max(1, row_bytes))
-        return row_bytes
 
-    def run(self, wave: BlockWave, remote: Sequence[Tensors] = ()) -> tuple[Tensors, dict[str, FloatArray]]:
-        """Absorb, compute, emit. Returns the payload rows of the wave, for other blocks, and the phase's
-        report.
-        """
+    def run(self, wave: BlockWave, parcels: Sequence[Tensors] = (), part: Part | None = None) -> Reports:
+        """Absorb, compute, emit; returns the part's report. `part` is a round; None for the open part."""
+        self._part_of(part)
         incoming = wave.incoming
-        whole = len(incoming.rows) == self.k
-        absorbed = self._absorb(incoming, remote, consume=whole)
-        self._release(wave.released)
+        whole = len(incoming.rows) == self.k and part is None
+        inbox = self._absorb(incoming, parcels, consume=whole)
+        if self._home.server:
+            return self._compute_server(inbox, wave)
+        self._pool.release(wave.released)
         if whole:
-            payload, report = self._compute_whole(absorbed, wave)
-        else:
-            payload, report = self._compute_some(absorbed, wave)
-        return payload, report
+            return self._compute_whole(inbox, wave)
+        return self._compute_some(inbox, wave)
 
-    def peek(self, incoming: Incoming, remote: Sequence[Tensors] = ()) -> Tensors:
-        """What all clients would absorb; changes nothing."""
-        return self._absorb(incoming, remote, consume=False)
+    def payload(self, emits: IntArray) -> Tensors:
+        """The rows of the last wave, for other blocks."""
+        if self._home.server:
+            return self._boards[int(emits[0])]
+        return self._pool.take(self._emitted, emits)
+
+    def hand_over(self, wanted: Sum) -> Tensors:
+        """Partial sums, or rows, of payloads in the pool."""
+        if wanted.weights is None:
+            return self._pool.take(wanted.names, wanted.sources)
+        if len(wanted.indptr) == 2:
+            return self._pool.sum_of(wanted.names, wanted.sources, wanted.weights)
+        mixing = self._pool.mixing(wanted.indptr, wanted.sources, wanted.weights)
+        return {name: mixing.product(self._pool.rows[name], None, None) for name in wanted.names}
 
     def measure(
-        self, incoming: Incoming, remote: Sequence[Tensors] = (), *, validation: bool = False
+        self,
+        incoming: Incoming,
+        parcels: Sequence[Tensors] = (),
+        *,
+        part: Part | None = None,
+        validation: bool = False,
     ) -> Measurement:
-        """Judge everybody's present estimate on the test samples (where there are none, on the next best),
+        """Judge everybody's present variables on the test samples (where there are none, on the next best),
         and on the validation samples too where that is asked for.
         """
-        estimate = self._phase.estimate(self.peek(incoming, remote), self._memory)
-        shards = next((s for s in (self._data.test, self._data.validation) if s.total), self._data.train)
-        centre, spread = _centre_and_spread(estimate.inner, self._chunk)
+        judging = self._part_of(part)
+        inbox = self._absorb(incoming, parcels, consume=False)
+        memory = self._memory if part is None else self.store
+        judged = judging.judge(self._at(incoming.rows), inbox, memory)
+        data = self._data
+        shards = next((s for s in (data.test, data.validation) if s.total), data.train)
+        common = judged.inner.stride(0) == 0 and judged.outer.stride(0) == 0 and self.k > 1
+        centre, spread = (np.zeros(0), 0.0) if common else _centre_and_spread(judged.inner, self._chunk)
         return Measurement(
             self.clients,
-            self._judged(estimate, shards),
+            self._judged(judged, shards),
             shards.sizes,
-            centre.cpu().numpy(),
+            centre,
             spread,
-            self._judged(estimate, self._data.validation) if validation else {},
-            self._data.validation.sizes,
+            self._judged(judged, data.validation) if validation else {},
+            data.validation.sizes,
         )
 
-    def _judged(self, estimate: Estimate, shards: ClientShards) -> dict[str, FloatArray]:
-        found = self._derivatives.evaluate(estimate.inner, estimate.outer, shards)
-        return {name: sums.double().cpu().numpy() for name, (sums, _) in found.items()}
+    def _judged(self, judged: Judged, shards: ClientShards) -> dict[str, FloatArray]:
+        if judged.inner.stride(0) == 0 and judged.outer.stride(0) == 0:
+            found = self._derivatives.evaluate_common(judged.inner[0], judged.outer[0], shards)
+        else:
+            both = self._derivatives.evaluate(judged.inner, judged.outer, shards)
+            found = {name: sums for name, (sums, _) in both.items()}
+        return {name: sums.double().cpu().numpy() for name, sums in found.items()}
 
-    def finish(self, incoming: Incoming, steps: IntArray, remote: Sequence[Tensors] = ()) -> Tensors:
-        """Close the phase: absorb what has arrived, compute once more where the phase wants it, and carry
-        the outcome to the next phase. `steps` says how many steps each client has begun.
+    def finish(self, incoming: Incoming, steps: IntArray, parcels: Sequence[Tensors] = ()) -> None:
+        """Close the part: absorb what has arrived, compute once more where the part wants it, and store the
+        outcome for the next. `steps` says how many steps each client has made.
         """
-        absorbed = self.peek(incoming, remote)
-        if self._phase.closing:
-            everyone = np.arange(self.k)
-            for places, rows in self._batches.chunks(everyone, self._chunk):
-                emission = self._step(absorbed, places, rows, steps, {})
-                self._note(emission, places, rows, {}, self.k)
-        self.carried = self.carried | self._phase.finish(absorbed, self._memory)
-        return self.carried
+        part = self._part_of(None)
+        inbox = self._absorb(incoming, parcels, consume=False)
+        everyone = np.arange(self.k, dtype=np.int64)
+        if part.closing:
+            for places, rows in self._chunks(everyone):
+                made = self._step(part, inbox, places, rows, steps, {})
+                self._note(made, places, rows, {}, self.k)
+        self.store = self.store | part.finish(self._at(everyone), inbox, self._memory)
 
-    # --- absorbing ---------------------------------------------------------------------------------
+    # --- absorbing -----------------------------------------------------------------------------------
 
-    def _absorb(self, incoming: Incoming, remote: Sequence[Tensors], *, consume: bool) -> Tensors:
-        mixing = self._mixing(incoming)
-        result: Tensors = {}
-        for key in self._residue:
-            start = self._start(key, incoming.rows, consume=consume)
-            own = self._own_sum(key, mixing, start)
-            if len(own) == 1:
-                _add_single_rows(own[0], incoming, [payload[key] for payload in remote])
-            else:
-                for place, payload in enumerate(remote):
-                    _add_rows(own, incoming, slice(*incoming.remote_first[place : place + 2]), payload[key])
-            result[key] = own
-        return result
+    def _absorb(self, incoming: Incoming, parcels: Sequence[Tensors], *, consume: bool) -> Inbox:
+        totals: Tensors = {}
+        versions: dict[str, int] = {}
+        for channel in incoming.channels:
+            mixing = self._mixing(channel.home)
+            for name in channel.names:
+                common = self._common(channel, name, incoming.rows, parcels)
+                if common is not None:
+                    totals[name], versions[name] = common
+                    continue
+                start = self._start(name, incoming.rows, consume=consume)
+                own = self._own_sum(name, mixing, start, len(incoming.rows))
+                totals[name] = self._with_parcels(name, own, channel.away, parcels)
+        each = None
+        if self._part is not None and self._part.each:
+            each = self._single_messages(incoming, parcels)
+        whose = "" if self._part is None else type(self._part).__name__
+        return Inbox(whose, totals, each, versions)
 
-    def _mixing(self, incoming: Incoming) -> _Mixing | None:
-        """The weights over the pool's rows: a matrix where it is well filled, else the lists that make it."""
-        rows = len(incoming.rows)
-        if incoming.matrix is not None:
-            return _Mixing(rows, torch.from_numpy(incoming.matrix).to(self._device, self._dtype))
-        if not len(incoming.sources):
+    def _mixing(self, home: Sums | MatrixSums | Common | None) -> Mixing | None:
+        if isinstance(home, MatrixSums):
+            return self._pool.of_matrix(home.matrix)
+        if isinstance(home, Sums) and len(home.sources):
+            return self._pool.mixing(home.indptr, home.sources, home.weights)
+        return None
+
+    def _common(
+        self, channel: Taken, name: str, rows: IntArray, parcels: Sequence[Tensors]
+    ) -> tuple[Tensor, int] | None:
+        """What all were sent alike (each its own row, where it is addressed), and which payload it is."""
+        if isinstance(channel.home, Common):
+            payload, version = self._boards[channel.home.source], channel.home.source
+        elif channel.home is None and channel.away and channel.away[0].rows is None:
+            payload, version = parcels[channel.away[0].parcel], channel.away[0].version
+        else:
             return None
-        slots = self._pool.slots.get("slot", incoming.sources)
-        if rows >= _DENSE_ROWS and len(slots) >= _DENSE_SHARE * rows * self._pool.size:
-            matrix = np.zeros(
-                (rows, self._pool.size), dtype=np.float32 if self._dtype == torch.float32 else np.float64
-            )
-            row_starts = np.repeat(np.arange(0, matrix.size, self._pool.size), np.diff(incoming.indptr))
-            matrix.reshape(-1)[row_starts + slots] = incoming.weights
-            return _Mixing(rows, torch.from_numpy(matrix).to(self._device))
-        return _Mixing(
-            rows,
-            torch.from_numpy(incoming.weights).to(self._device, self._dtype),
-            self._index(slots),
-            self._index(incoming.indptr),
-        )
+        value = payload[name].to(self._device)
+        if name + _WHOSE in payload:
+            whose = payload[name + _WHOSE][torch.from_numpy(self.clients[rows])]
+            return value.index_select(0, whose.to(self._device)), version
+        return value.expand(len(rows), -1), version
 
-    def _start(self, key: str, rows: IntArray, *, consume: bool) -> torch.Tensor | None:
-        residue = self._residue[key]
+    def _start(self, name: str, rows: IntArray, *, consume: bool) -> Tensor | None:
+        residue = self._residue.get(name)
         if residue is None:
             return None
         if len(rows) == self.k:
             return residue if consume else residue.clone()
         return residue.index_select(0, self._index(rows))
 
-    def _own_sum(self, key: str, mixing: _Mixing | None, start: torch.Tensor | None) -> torch.Tensor:
+    def _own_sum(self, name: str, mixing: Mixing | None, start: Tensor | None, rows: int) -> Tensor:
         if mixing is None:
-            assert start is not None, "only a client that has not stepped yet absorbs nothing of its own"
-            return start
-        pool = self._pool.rows[key]
-        if mixing.slots is None:
             if start is not None:
-                return start.addmm_(mixing.weights, pool)
-            return torch.mm(mixing.weights, pool, out=self._buffer(key, mixing.rows, pool.shape[1]))
-        total = torch.nn.functional.embedding_bag(
-            mixing.slots,
-            pool,
-            mixing.offsets,
-            mode="sum",
-            per_sample_weights=mixing.weights,
-            include_last_offset=True,
-        )
-        return total if start is None else start.add_(total)
+                return start
+            return torch.zeros(rows, self._carries[name], dtype=self._dtype, device=self._device)
+        pool = self._pool.rows[name]
+        dense = mixing.slots is None and start is None
+        out = self._buffer(name, mixing.rows, pool.shape[1]) if dense else None
+        return mixing.product(pool, start, out)
 
-    def _buffer(self, key: str, rows: int, dims: int) -> torch.Tensor:
-        if rows == self.k and self._spare[key]:
-            return self._spare[key].pop()
-        return torch.empty(rows, dims, dtype=self._dtype, device=self._device)
+    def _with_parcels(
+        self, name: str, total: Tensor, away: tuple[Away, ...], parcels: Sequence[Tensors]
+    ) -> Tensor:
+        for piece in away:
+            value = parcels[piece.parcel][name].to(total.device)
+            if piece.columns is None:
+                assert piece.rows is not None, "what is common was taken before"
+                if len(piece.rows) == len(total):
+                    total.add_(value)
+                else:
+                    total.index_add_(0, self._index(piece.rows), value)
+            elif len(total) == 1:  # for a single node one row after the other, without a matrix around it
+                assert piece.weights is not None
+                for column, weight in zip(piece.columns.tolist(), piece.weights.tolist(), strict=True):
+                    total[0].add_(value[column], alpha=weight)
+            else:
+                matrix = np.zeros((len(total), len(value)))
+                matrix[piece.rows, piece.columns] = piece.weights
+                total.addmm_(torch.from_numpy(matrix).to(total), value)
+        return total
 
-    # --- computing and emitting --------------------------------------------------------------------
+    def _single_messages(
+        self, incoming: Incoming, parcels: Sequence[Tensors]
+    ) -> Callable[[str], Messages]:
+        def each(name: str) -> Messages:
+            rows, senders, weights, values = [], [], [], []
+            for channel in incoming.channels:
+                if name not in channel.names:
+                    continue
+                home = channel.home
+                if isinstance(home, (Sums, MatrixSums)) and len(home.sources):
+                    rows.append(np.repeat(np.arange(len(home.indptr) - 1), np.diff(home.indptr)))
+                    senders.append(home.senders)
+                    weights.append(home.weights)
+                    values.append(self._pool.take((name,), home.sources)[name])
+                for piece in channel.away:
+                    assert piece.rows is not None and piece.columns is not None
+                    assert piece.senders is not None and piece.weights is not None
+                    rows.append(piece.rows)
+                    senders.append(piece.senders)
+                    weights.append(piece.weights)
+                    columns = torch.from_numpy(piece.columns)
+                    values.append(parcels[piece.parcel][name][columns].to(self._device))
+            if not values:
+                nothing = np.zeros(0, dtype=np.int64)
+                empty = torch.zeros(0, self._carries[name], dtype=self._dtype, device=self._device)
+                return Messages(nothing, nothing, np.zeros(0), empty)
+            row, sender = np.concatenate(rows), np.concatenate(senders)
+            order = np.lexsort((sender, row))
+            return Messages(
+                row[order],
+                sender[order],
+                np.concatenate(weights)[order],
+                torch.cat(values)[torch.from_numpy(order).to(self._device)],
+            )
 
-    def _compute_whole(self, absorbed: Tensors, wave: BlockWave) -> tuple[Tensors, dict[str, FloatArray]]:
-        """Every client of the block steps: results are written where they will stay."""
-        room = {key: self._buffer(key, self.k, y.shape[1]) for key, y in absorbed.items()}
+        return each
+
+    def _buffer(self, name: str, rows: int, length: int) -> Tensor:
+        if rows == self.k and self._spare.get(name):
+            return self._spare[name].pop()
+        return torch.empty(rows, length, dtype=self._dtype, device=self._device)
+
+    # --- computing and emitting ----------------------------------------------------------------------
+
+    def _compute_whole(self, inbox: Inbox, wave: BlockWave) -> Reports:
+        """Every client of the block makes a step among peers: results are written where they will stay."""
+        part = self._part_of(None)
+        room = {key: self._buffer(key, self.k, y.shape[1]) for key, y in inbox.items()}
         payload: Tensors = {}
-        residue: dict[str, torch.Tensor | None] = dict.fromkeys(absorbed)
-        without: dict[str, list[slice | torch.Tensor]] = {key: [] for key in absorbed}
-        reports: dict[str, FloatArray] = {}
-        for places, rows in self._batches.chunks(wave.incoming.rows, self._chunk):
-            emission = self._step(absorbed, places, rows, wave.steps, room)
-            for key in absorbed:
+        residue: dict[str, Tensor | None] = dict.fromkeys(inbox)
+        without: dict[str, list[slice | Tensor]] = {key: [] for key in inbox}
+        reports: Reports = {}
+        for places, rows in self._chunks(wave.incoming.rows):
+            made = self._step(part, inbox, places, rows, wave.steps, room)
+            for key in inbox:
                 home = () if residue[key] is room[key] else (room[key],)
-                payload[key] = self._keep(
-                    emission.payload[key], places, payload.get(key), (absorbed[key], *home)
-                )
-                if key in emission.residue:
+                payload[key] = self._keep(made.payload[key], places, payload.get(key), (inbox[key], *home))
+                if key in made.residue:
                     home = () if payload[key] is room[key] else (room[key],)
                     residue[key] = self._keep(
-                        emission.residue[key], places, residue[key], home, like=absorbed[key]
+                        made.residue[key], places, residue[key], home, like=inbox[key]
                     )
                 else:
                     without[key].append(places)
-            self._note(emission, places, rows, reports, len(wave.emits))
+            self._note(made, places, rows, reports, len(wave.emits))
         for key, kept in residue.items():
             if kept is not None:
                 for places in without[key]:
                     kept[places] = 0.0
-        if not self._pool.slots.alive:  # nothing older is wanted: the payload itself becomes the pool
-            old = self._pool.rows
-            self._pool.rows, self._pool.size, self._pool.free = payload, self.k, []
-            self._pool.slots.add(wave.emits, slot=np.arange(self.k))
+        self._emitted = tuple(payload)
+        if not self._pool.alive:  # nothing older is wanted: the payload itself becomes the pool
+            old = self._pool.adopt(payload, wave.emits)
             in_use = [*payload.values(), *(r for r in residue.values() if r is not None)]
-            for key in absorbed:
-                candidates = [absorbed[key], room[key]] + (
+            for key in inbox:
+                candidates = [inbox[key], room[key]] + (
                     [old[key]] if key in old and len(old[key]) == self.k else []
                 )
                 free = [t for t in candidates if not any(t.data_ptr() == used.data_ptr() for used in in_use)]
                 self._spare[key] = free[:2]
         else:
-            self._store(payload, wave.emits)
+            self._pool.put(payload, wave.emits)
         self._residue = residue
-        return payload, reports
+        return reports
 
-    def _compute_some(self, absorbed: Tensors, wave: BlockWave) -> tuple[Tensors, dict[str, FloatArray]]:
-        """Some clients of the block step: their rows are copied to where they belong."""
+    def _compute_some(self, inbox: Inbox, wave: BlockWave) -> Reports:
+        """Some nodes of the block make a step: their rows are copied to where they belong."""
+        part = self._current
         payload: Tensors = {}
-        reports: dict[str, FloatArray] = {}
-        for places, rows in self._batches.chunks(wave.incoming.rows, self._chunk):
-            emission = self._step(absorbed, places, rows, wave.steps, {})
+        reports: Reports = {}
+        for places, rows in self._chunks(wave.incoming.rows):
+            made = self._step(part, inbox, places, rows, wave.steps, {})
             at = self._index(rows)
-            for key in absorbed:
-                payload[key] = self._keep(emission.payload[key], places, payload.get(key), (absorbed[key],))
+            for key, value in made.payload.items():
+                if len(rows) == len(wave.emits) and isinstance(places, slice):
+                    payload[key] = value
+                else:
+                    if key not in payload:
+                        payload[key] = value.new_empty(len(wave.emits), value.shape[1])
+                    payload[key][places] = value
+            for key in self._residue if part is self._part else ():
                 old = self._residue[key]
-                if key in emission.residue:
+                if key in made.residue:
                     if old is None:
                         old = self._residue[key] = torch.zeros(
-                            self.k, absorbed[key].shape[1], dtype=self._dtype, device=self._device
+                            self.k, made.residue[key].shape[1], dtype=self._dtype, device=self._device
                         )
-                    old.index_copy_(0, at, emission.residue[key])
+                    old.index_copy_(0, at, made.residue[key])
                 elif old is not None:
                     old.index_fill_(0, at, 0.0)
-            self._note(emission, places, rows, reports, len(wave.emits))
-        self._store(payload, wave.emits)
-        return payload, reports
+            self._note(made, places, rows, reports, len(wave.emits))
+        self._emitted = tuple(payload)
+        self._pool.put(payload, wave.emits)
+        return reports
+
+    def _compute_server(self, inbox: Inbox, wave: BlockWave) -> Reports:
+        """The server's step: what changes is stored, and what of it is sent becomes a payload."""
+        rows = wave.incoming.rows
+        made = self._step(self._current, inbox, slice(0, 1), rows, wave.steps, {})
+        for serial in wave.released.tolist():
+            self._boards.pop(serial, None)
+        self.store = self.store | made.memory
+        whose = {name + _WHOSE: rows for name, rows in made.addressed.items()}
+        self._boards[int(wave.emits[0])] = made.payload | whose
+        return {name: value.double().cpu().numpy() for name, value in made.report.items()}
 
     def _step(
-        self, absorbed: Tensors, places: slice | torch.Tensor, rows: IntArray, steps: IntArray, room: Tensors
-    ) -> Emission:
-        if len(rows) == len(steps):  # the whole wave in one chunk, in order or all of equal size
-            y, space = absorbed, room
-        else:
+        self,
+        part: Part,
+        inbox: Inbox,
+        places: slice | Tensor,
+        rows: IntArray,
+        steps: IntArray,
+        room: Tensors,
+    ) -> Step:
+        if len(rows) != len(steps):  # else the whole wave in one chunk, in order or all of equal size
             steps = steps[places if isinstance(places, slice) else places.cpu().numpy()]
-            y = {key: value[places] for key, value in absorbed.items()}
-            space = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
-        together = int(rows[-1] - rows[0]) == len(rows) - 1
-        at = slice(int(rows[0]), int(rows[-1]) + 1) if together else self._index(rows)
-        memory = {key: value[at] for key, value in self._memory.items()}
-        within = steps - self._first_step
-        batch = self._batches.draw(rows, self._first_step + self._phase.samples_of(within))
-        seen = {key: value.clone() for key, value in y.items()} if self._tap is not None else {}
-        emission = self._phase.step(self._derivatives, y, memory, batch, within, space)
-        self._check_finite(emission, y, rows, steps)
+            inbox = inbox.with_values({key: value[places] for key, value in inbox.items()})
+            room = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
+        memory = self._memory_of(part, rows)
+        seen = {key: value.clone() for key, value in inbox.items()} if self._tap is not None else {}
+        within = steps - self._first_step if part is self._part else steps
+        numbers = self._first_step + part.samples_of(within) if part is self._part else steps
+        at = At(self._home, rows, within, numbers, part.batch, room)
+        made = self._strictly(part, at, inbox, memory) if self._strict else part.step(at, inbox, memory)
+        self._check_step(part, made, inbox, rows, steps)
         if self._tap is not None:
-            self._tap(Observation(self.clients[rows], steps, seen, emission))
-        return emission
+            self._tap(Observation(self.clients[rows], steps, seen, made, part))
+        return made
+
+    def _memory_of(self, part: Part, rows: IntArray) -> Tensors:
+        """What these nodes keep, guarded: it is not to be changed in place."""
+        whose = type(part).__name__
+        if part is self._part:
+            kept = self._memory
+        elif self._home.server:
+            kept = self.store
+        else:
+            kept = self._remembered(part)
+        at: slice | Tensor = slice(None)
+        if len(rows) < self.k:
+            together = int(rows[-1] - rows[0]) == len(rows) - 1
+            at = slice(int(rows[0]), int(rows[-1]) + 1) if together else self._index(rows)
+        memory = Declared(whose, {key: value[at] for key, value in kept.items()})
+        self._handed = [(key, value, value._version) for key, value in memory.items()]
+        return memory
+
+    def _remembered(self, part: Part) -> Tensors:
+        """What the clients keep between rounds; zero before the first."""
+        kept: Tensors = {}
+        for name, length in part.remembered(self._sizes).items():
+            if name not in self.store:
+                self.store[name] = torch.zeros(self.k, length, dtype=self._dtype, device=self._device)
+            kept[name] = self.store[name]
+        return kept
+
+    def _strictly(self, part: Part, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        """The step on copies, which are spoilt when it is over."""
+        lent = inbox.with_values({key: _copy(value) for key, value in inbox.items()})
+        own = Declared(type(part).__name__, {key: value.clone() for key, value in memory.items()})
+        at.room = {key: value.clone() for key, value in at.room.items()}
+        made = part.step(at, lent, own)
+        returned = Step(
+            *({key: value.clone() for key, value in values.items()} for values in vars(made).values())
+        )
+        for value in (*lent.values(), *own.values(), *at.room.values()):
+            if value.is_floating_point():
+                (value[:1] if value.stride(0) == 0 else value).fill_(torch.nan)
+        return returned
 
     def _keep(
         self,
-        chunk: torch.Tensor,
-        places: slice | torch.Tensor,
-        target: torch.Tensor | None,
-        homes: Sequence[torch.Tensor],
-        like: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        chunk: Tensor,
+        places: slice | Tensor,
+        target: Tensor | None,
+        homes: Sequence[Tensor],
+        like: Tensor | None = None,
+    ) -> Tensor:
         """The full-size tensor that holds the chunk: `target`, where the chunks before it stand; for the
         first chunk the home that it is already part of; or a new one (as large as a home, or `like`).
         """
@@ -401,110 +513,126 @@ class Block:
         return target
 
     def _note(
-        self,
-        emission: Emission,
-        places: slice | torch.Tensor,
-        rows: IntArray,
-        reports: dict[str, FloatArray],
-        count: int,
+        self, made: Step, places: slice | Tensor, rows: IntArray, reports: Reports, count: int
     ) -> None:
-        for key, value in emission.memory.items():
-            self._remember(key, rows, value)
+        memory = self._memory if self._current is self._part else self.store
+        for key, value in made.memory.items():
+            self._remember(memory[key], rows, value)
         here = places if isinstance(places, slice) else places.cpu().numpy()
-        for key, value in emission.report.items():
+        for key, value in made.report.items():
             reports.setdefault(key, np.empty(count))[here] = value.detach().cpu().numpy()
 
-    def _remember(self, key: str, rows: IntArray, value: torch.Tensor) -> None:
-        memory = self._memory[key]
+    def _remember(self, memory: Tensor, rows: IntArray, value: Tensor) -> None:
         if int(rows[-1] - rows[0]) != len(rows) - 1:
             memory[self._index(rows)] = value
+        else:
+            memory[int(rows[0]) : int(rows[-1]) + 1].copy_(value)
+
+    # --- small things --------------------------------------------------------------------------------
+
+    def _part_of(self, round: Part | None) -> Part:
+        """The part at work: the round given, or else the part that is open."""
+        part = self._part if round is None else round
+        assert part is not None, "a part among peers is begun first"
+        self._current = part
+        if round is not None:
+            self._part = None
+            self._carries = round.carries(self._sizes)
+            row = sum(self._carries.values()) * self._dtype.itemsize
+            self._chunk = max(1, CHUNK_BYTES // max(1, row))
+        return part
+
+    def _at(self, rows: IntArray) -> At:
+        return At(self._home, rows, np.zeros(len(rows), dtype=np.int64))
+
+    def _chunks(self, rows: IntArray) -> Iterator[tuple[slice | Tensor, IntArray]]:
+        """(places within the wave, rows of the block) that can be computed together: not too many at once,
+        and equally many samples where all of them are used.
+        """
+        most = self._chunk
+        alike = self._current is self._part and self._current.batch is None
+        sizes = self._data.train.sizes[rows] if alike else None
+        if sizes is None or (sizes == sizes[0]).all():
+            for start in range(0, len(rows), most):
+                places = slice(start, min(start + most, len(rows)))
+                yield places, rows[places]
             return
-        mine = memory[int(rows[0]) : int(rows[-1]) + 1]
-        if mine.data_ptr() != value.data_ptr():  # else the step wrote to it where it stands
-            mine.copy_(value)
+        for size in np.unique(sizes):
+            equal = np.flatnonzero(sizes == size)
+            for start in range(0, len(equal), most):
+                chosen = equal[start : start + most]
+                yield torch.from_numpy(chosen).to(self._device), rows[chosen]
 
-    # --- the pool ----------------------------------------------------------------------------------
-
-    def _store(self, payload: Tensors, emits: IntArray) -> None:
-        pool, wanted = self._pool, len(emits)
-        if len(pool.free) < wanted:
-            more = max(wanted - len(pool.free), pool.size // 2, self.k)
-            for key, value in payload.items():
-                old = pool.rows.get(key)
-                grown = torch.empty(pool.size + more, value.shape[1], dtype=self._dtype, device=self._device)
-                if old is not None:
-                    grown[: pool.size] = old
-                grown[pool.size :] = 0.0  # unused rows meet zero weights, and the product must be zero
-                pool.rows[key] = grown
-            pool.free.extend(range(pool.size + more - 1, pool.size - 1, -1))
-            pool.size += more
-        slots = np.array([pool.free.pop() for _ in range(wanted)], dtype=np.int64)
-        for key, value in payload.items():
-            pool.rows[key].index_copy_(0, self._index(slots), value)
-        pool.slots.add(emits, slot=slots)
-
-    def _release(self, serials: IntArray) -> None:
-        if len(serials) == self._pool.slots.alive:  # a whole round: the next payload takes its place
-            self._pool.free = list(range(self._pool.size))
-            self._pool.slots.clear()
-        elif len(serials):
-            self._pool.free.extend(self._pool.slots.get("slot", serials)[::-1].tolist())
-            self._pool.slots.forget(serials)
-
-    # --- small things ------------------------------------------------------------------------------
-
-    def _initial(self, init: Init, layout: Layout, stream: str) -> torch.Tensor:
+    def _initial(self, init: Init, layout: Layout, stream: str) -> Tensor:
         """Everybody starts from the same values, drawn from the run's seed."""
         generator = torch.Generator().manual_seed(self._streams.seed_for(stream))
         row = layout.flatten(init(generator)).detach().to(self._device, self._dtype)
         return row.expand(self.k, layout.d).clone()
 
-    def _index(self, rows: IntArray) -> torch.Tensor:
+    def _index(self, rows: IntArray) -> Tensor:
         return torch.from_numpy(rows).to(self._device)
 
-    def _check_finite(self, emission: Emission, absorbed: Tensors, rows: IntArray, steps: IntArray) -> None:
+    # --- checks --------------------------------------------------------------------------------------
+
+    def _check_step(self, part: Part, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray) -> None:
+        """What a step returns is what its part declares, its memory is as it was, and all of it is finite."""
+        for key, value, version in self._handed:
+            if value._version != version:
+                raise RunError(
+                    f"a step of {type(part).__name__} changed {key!r} of its memory in place; return what "
+                    "changes (Step(…, memory={…})) and leave what was handed out as it is"
+                )
+        if not self._home.server:
+            self._require_declared(part, made.payload, "sends")
+        self._check_finite(part, made, inbox, rows, steps)
+
+    def _require_declared(self, part: Part, values: Tensors, what: str) -> None:
+        if self._carries.keys() != values.keys() or any(
+            values[name].shape[1] != length for name, length in self._carries.items()
+        ):
+            found = ", ".join(f"{name} ({value.shape[1]})" for name, value in values.items()) or "nothing"
+            said = ", ".join(f"{name} ({length})" for name, length in self._carries.items()) or "nothing"
+            raise RunError(
+                f"{type(part).__name__} {what} {found}, but declares {said}; what a message holds and what "
+                "the part declares (`carries`, or a round's `answers`) must be the same"
+            )
+
+    def _check_finite(
+        self, part: Part, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray
+    ) -> None:
         """What a step reports, and whatever it made anew, must be finite: so whoever made it is named, in the
         very step, before anybody absorbs it.
         """
-        for quantity, values in emission.report.items():
-            self._require_finite(quantity, values, rows, steps)
-        for key, value in emission.residue.items():
+        if part is self._part:  # a round may have nothing to report of some clients
+            for quantity, values in made.report.items():
+                self._require_finite(quantity, values, rows, steps)
+        for key, value in made.residue.items():
             self._require_finite(key, value, rows, steps)
-        for key, value in emission.payload.items():
-            if value is not absorbed.get(key):
+        for key, value in made.payload.items():
+            if value is not inbox.get(key):
                 self._require_finite(key, value, rows, steps)
 
-    def _require_finite(self, quantity: str, values: torch.Tensor, rows: IntArray, steps: IntArray) -> None:
+    def _require_finite(self, quantity: str, values: Tensor, rows: IntArray, steps: IntArray) -> None:
         if math.isfinite(values.sum().item()):  # one number says that all are; only otherwise look closer
             return
         for row, own in enumerate(values):
             wrong = own[~torch.isfinite(own)]
             if wrong.numel():  # the sum of large numbers may overflow where they do not
-                client = int(self.clients[rows[row]])
-                raise DivergenceError(client, int(steps[row]), quantity, float(wrong.flatten()[0]))
+                at = min(row, len(rows) - 1)
+                client = int(self.clients[rows[at]])
+                raise DivergenceError(client, int(steps[at]), quantity, float(wrong.flatten()[0]))
 
 
-def _centre_and_spread(x: torch.Tensor, chunk: int) -> tuple[torch.Tensor, float]:
+def _copy(value: Tensor) -> Tensor:
+    """A copy; of what all share, one that all share."""
+    return value[:1].clone().expand_as(value) if value.stride(0) == 0 else value.clone()
+
+
+def _centre_and_spread(x: Tensor, chunk: int) -> tuple[FloatArray, float]:
     """Mean of the rows and the sum of their squared distances from it, in doubles, piece by piece."""
     pieces = torch.split(x, chunk)
     centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     for piece in pieces:
         centre += piece.sum(0, dtype=torch.float64)
     centre /= len(x)
-    return centre, float(sum((piece - centre).square().sum() for piece in pieces))
-
-
-def _add_single_rows(total: torch.Tensor, incoming: Incoming, payloads: Sequence[torch.Tensor]) -> None:
-    """For a single client: one row after the other, without a matrix around it."""
-    first = incoming.remote_first
-    of = np.repeat(np.arange(len(payloads)), np.diff(first)).tolist()
-    columns, weights = incoming.remote_columns.tolist(), incoming.remote_weights.tolist()
-    for place, column, weight in zip(of, columns, weights, strict=True):
-        total.add_(payloads[place][column].to(total.device), alpha=weight)
-
-
-def _add_rows(total: torch.Tensor, incoming: Incoming, part: slice, payload: torch.Tensor) -> None:
-    payload = payload.to(total.device)
-    matrix = np.zeros((len(total), len(payload)))
-    matrix[incoming.remote_rows[part], incoming.remote_columns[part]] = incoming.remote_weights[part]
-    total.addmm_(torch.from_numpy(matrix).to(total), payload)
+    return centre.cpu().numpy(), float(sum((piece - centre).square().sum() for piece in pieces))

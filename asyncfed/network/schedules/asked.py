@@ -165,6 +165,10 @@ class AskedSchedule:
             )
         yield from self._close(ask, attempts, here, importance)
 
+    def parts_wanted(self) -> set[int]:
+        """The parts whose works are not all handed out yet."""
+        return {work.ask.part for work in self._queued.values()}
+
     def snapshot(self, *, final: bool) -> Snapshot:
         """Everybody with the server's variables of now. The final one ends the run."""
         held = [work for works in self._late.values() for work in works]
@@ -361,7 +365,8 @@ class AskedSchedule:
         self._learn(ask, here, (*older, *worthless))
         sources = np.concatenate([payload[here], np.array([work.payload for work in older], dtype=np.int64)])
         shares = np.concatenate([weights, np.array([work.importance / total for work in older])])
-        channel = Sums(ask.answers, np.array([0, len(sources)]), sources, shares)
+        senders = np.concatenate([here, np.array([work.client for work in older], dtype=np.int64)])
+        channel = Sums(ask.answers, np.array([0, len(sources)]), sources, shares, senders)
         unused += [work.payload for work in worthless]
         yield from waves
         yield self._server_wave(ask.part, (channel,), ask.writes, [*sources.tolist(), *unused])

@@ -72,7 +72,7 @@ class LockstepSchedule:
         n, talk = self._network.n, self._talk
         nothing = np.zeros(n + 1, dtype=np.int64)
         names = tuple(name for names, _ in self._mixing for name in names)
-        absorption = Absorption(self._everyone, (Sums(names, nothing, NO_NODES, np.zeros(0)),))
+        absorption = Absorption(self._everyone, (Sums(names, nothing, NO_NODES, np.zeros(0), NO_NODES),))
         absorbed = np.zeros(n, dtype=np.int64)
         for t in range(talk.steps + 1):
             step, now = talk.first_step + t, talk.started_at + t
@@ -134,5 +134,6 @@ class LockstepSchedule:
         here = self._present[self._order]
         np.cumsum(here, out=self._counts[1:])
         chosen = np.flatnonzero(here)
-        sources = first + self._pattern_senders[chosen]
-        return Sums(names, self._counts[self._pattern_first], sources, self._share[self._order[chosen]])
+        senders = self._pattern_senders[chosen]
+        shares = self._share[self._order[chosen]]
+        return Sums(names, self._counts[self._pattern_first], first + senders, shares, senders)

@@ -17,6 +17,7 @@ it ends, its client is judged by what the step began from.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
@@ -38,7 +39,8 @@ _SEND, _LOOK, _START = 0, 1, 2
 # A message on its way, or waiting in the receiver's mailbox; a tuple, for there are very many:
 # (sender, step, arrives, payload, sent, edge, a weight by each of the sender's shares).
 _Letter: TypeAlias = tuple[int, int, float, int, float, int, tuple[float, ...]]
-_Weights: TypeAlias = tuple[FloatArray, ...]
+# What a step takes in: payloads, their senders, and their weights by each of the shares.
+_Absorbed: TypeAlias = tuple[IntArray, IntArray, tuple[FloatArray, ...]]
 
 
 @dataclass(slots=True)
@@ -49,8 +51,7 @@ class _Event:
     step: int
     serial: int
     depth: int
-    sources: IntArray
-    weights: _Weights
+    absorbed: _Absorbed
     messages: int
     started: float
     ended: float
@@ -150,8 +151,8 @@ class PacedSchedule:
         if self._tally is not None and self._all_here(client, now):
             self._tally.stepped(client)
             self._tally.absorbed(client, np.array([letter[5] for letter in letters], dtype=np.int64))
-        sources, weights = self._absorb(client, letters)
-        payloads = self._payloads
+        absorbed = self._absorb(client, letters)
+        sources, payloads = absorbed[0], self._payloads
         depth = 1 + max(self._floor, int(payloads.get("depth", sources).max(initial=0)))
         self._record_arrived(client, step, letters, Status.DELIVERED)
         pending = payloads.get("pending", sources) - 1
@@ -166,7 +167,7 @@ class PacedSchedule:
         self._next_serial += 1
         payloads.add(np.array([serial]), pending=1, depth=depth, last_use=depth)
         self._own[client] = (serial, self._whole)
-        event = _Event(client, step, serial, depth, sources, weights, len(letters), now, ended)
+        event = _Event(client, step, serial, depth, absorbed, len(letters), now, ended)
         self._events.append(event)
         self._at_work[client] = event
         self._done[client] = step + 1
@@ -185,14 +186,16 @@ class PacedSchedule:
         lo, hi = int(self._network.first[client]), int(self._network.first[client + 1])
         return bool((self._left[self._network.receivers[lo:hi]] >= now).all())
 
-    def _absorb(self, client: int, letters: list[_Letter]) -> tuple[IntArray, _Weights]:
-        """Payloads and their weights, in the order of senders, the client's own among them."""
+    def _absorb(self, client: int, letters: list[_Letter]) -> _Absorbed:
+        """In the order of senders, the client's own payload among them."""
         own = self._own[client]
         serials = [letter[3] for letter in letters]
+        senders = [letter[0] for letter in letters]
         place = -1
         if own is not None:
-            place = sum(letter[0] < client for letter in letters)
+            place = bisect_left(senders, client)
             serials.insert(place, own[0])
+            senders.insert(place, client)
         weights = []
         for channel, (_, shares) in enumerate(self._mixing):
             if shares.by_receiver:
@@ -202,7 +205,7 @@ class PacedSchedule:
                 if own is not None:
                     column.insert(place, own[1][channel])
             weights.append(np.array(column, dtype=np.float64))
-        return np.array(serials, dtype=np.int64), tuple(weights)
+        return np.array(serials, dtype=np.int64), np.array(senders, dtype=np.int64), tuple(weights)
 
     # --- sending -------------------------------------------------------------------------------------
 
@@ -300,7 +303,7 @@ class PacedSchedule:
         first, self._floor = self._floor + 1, max(waves)
         freed, self._freed = self._freed, []
         self._put_off(waiting, {serial for _, serial in freed})
-        needed = {serial for event in waiting for serial in event.sources.tolist()}
+        needed = {serial for event in waiting for serial in event.absorbed[0].tolist()}
         released: dict[int, list[int]] = {}
         for depth, serial in freed:
             if serial in needed:
@@ -311,7 +314,7 @@ class PacedSchedule:
         for depth in sorted(waves):
             wave = sorted(waves[depth], key=lambda event: event.client)
             yield Wave(
-                self._absorption([e.client for e in wave], [(e.sources, e.weights) for e in wave]),
+                self._absorption([e.client for e in wave], [e.absorbed for e in wave]),
                 np.array([e.step for e in wave], dtype=np.int64),
                 np.array([e.serial for e in wave], dtype=np.int64),
                 np.array(sorted(released.get(depth, [])), dtype=np.int64),
@@ -328,13 +331,13 @@ class PacedSchedule:
             event.depth = depth
             self._payloads.set("depth", np.array([event.serial]), depth)
             self._payloads.set("last_use", np.array([event.serial]), depth)
-            held = np.array([s for s in event.sources.tolist() if s not in freed], dtype=np.int64)
+            held = np.array([s for s in event.absorbed[0].tolist() if s not in freed], dtype=np.int64)
             self._payloads.set("last_use", held, depth)
 
     def _snapshot(self, time: float, *, final: bool) -> Snapshot:
         """What everybody is to be judged by. The final one really absorbs: the rest is in flight for ever."""
         n = self._network.n
-        absorbed: list[tuple[IntArray, _Weights]] = []
+        absorbed: list[_Absorbed] = []
         arrived = 0
         for client in range(n):
             event = self._at_work[client]
@@ -345,9 +348,7 @@ class PacedSchedule:
             else:
                 letters = sorted(letter for letter in self._mailbox[client] if letter[2] <= time)
                 arrived += len(letters)
-            absorbed.append(
-                self._absorb(client, letters) if event is None else (event.sources, event.weights)
-            )
+            absorbed.append(self._absorb(client, letters) if event is None else event.absorbed)
         unrecorded = Unrecorded()
         if not final:
             all_letters = sum(map(len, self._mailbox))
@@ -356,12 +357,11 @@ class PacedSchedule:
         absorption = self._absorption(list(range(n)), absorbed)
         return Snapshot(absorption, time, ended, final, self._talk.part, unrecorded)
 
-    def _absorption(self, clients: list[int], absorbed: list[tuple[IntArray, _Weights]]) -> Absorption:
-        sources = [own for own, _ in absorbed]
-        indptr = np.concatenate([[0], np.cumsum([len(own) for own in sources])]).astype(np.int64)
-        together = np.concatenate(sources)
+    def _absorption(self, clients: list[int], absorbed: list[_Absorbed]) -> Absorption:
+        indptr = np.concatenate([[0], np.cumsum([len(own[0]) for own in absorbed])]).astype(np.int64)
+        sources, senders = (np.concatenate([own[column] for own in absorbed]) for column in (0, 1))
         channels = tuple(
-            Sums(names, indptr, together, np.concatenate([weights[channel] for _, weights in absorbed]))
-            for channel, (names, _) in enumerate(self._mixing)
+            Sums(names, indptr, sources, np.concatenate([own[2][place] for own in absorbed]), senders)
+            for place, (names, _) in enumerate(self._mixing)
         )
         return Absorption(np.array(clients, dtype=np.int64), channels)

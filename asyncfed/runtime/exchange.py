@@ -1,0 +1,308 @@
+"""Who needs what from whom: a wave, cut into blocks, without a single value.
+
+Weights are known before values are. So between two blocks travels the smaller of two things: the rows that
+the other wants, or the partial weighted sums that it wants. A server receives one row from every block of
+clients, and packed peers exchange no more than they must.
+
+A block's payload of a wave is one *object*, for whoever reads its rows; it is known here by a number. What
+such an object is (tensors in this process, a reference in Ray's store) is the backend's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.network.serials import SerialTable
+from asyncfed.network.waves import Absorption, Channel, Common, MatrixSums, Sums, Wave
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Away:
+    """What comes in parcel `parcel`, from another block. Of rows: y[rows] += weights · parcel[columns]. Of
+    sums (columns None): y[rows] += parcel. What is common (rows None) is for all.
+    """
+
+    parcel: int
+    rows: IntArray | None = None
+    columns: IntArray | None = None
+    weights: FloatArray | None = None
+    senders: IntArray | None = None
+    version: int = -1  # of what is common: the payload that it is
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """A channel as one block sees it: from its own pool, and from elsewhere."""
+
+    names: tuple[str, ...]
+    home: Channel | None
+    away: tuple[Away, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Incoming:
+    """What some nodes of a block absorb; `rows` are their places in the block."""
+
+    rows: IntArray
+    channels: tuple[Taken, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockWave:
+    """The part of a wave that falls into one block."""
+
+    incoming: Incoming
+    steps: IntArray
+    emits: IntArray
+    released: IntArray
+    exports: bool = False  # whether others may read its rows
+
+
+@dataclass(frozen=True)
+class Object:
+    """A parcel that exists: the payload of a block in some wave."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """A parcel to be made by its owner: partial sums, or (without weights) rows."""
+
+    owner: int
+    names: tuple[str, ...]
+    indptr: IntArray
+    sources: IntArray
+    weights: FloatArray | None
+
+
+Need: TypeAlias = Object | Sum
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What one block does in a wave, and the parcels it needs, in the order of their numbers."""
+
+    place: int
+    wave: BlockWave
+    needs: list[Need] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Weighted sources: source s goes into row `rows[s]`."""
+
+    rows: IntArray
+    sources: IntArray
+    weights: FloatArray
+    senders: IntArray
+    owners: IntArray
+
+    def at(self, places: IntArray) -> _Piece:
+        return _Piece(
+            self.rows[places],
+            self.sources[places],
+            self.weights[places],
+            self.senders[places],
+            self.owners[places],
+        )
+
+
+def _better_summed(piece: _Piece) -> list[int]:
+    """The owners from whom fewer sums than rows are wanted."""
+    most = int(piece.owners.max()) + 1
+    if len(piece.sources) == len(np.unique(piece.owners)):
+        return []
+    _, first = np.unique(piece.sources, return_index=True)
+    payloads = np.bincount(piece.owners[first], minlength=most)
+    pairs = np.unique(piece.owners * (int(piece.rows.max()) + 1) + piece.rows)
+    sums = np.bincount(pairs // (int(piece.rows.max()) + 1), minlength=most)
+    found: list[int] = np.flatnonzero(sums < payloads).tolist()
+    return found
+
+
+class Exchange:
+    """Blocks of nodes start..stop−1, in order, and where every payload of theirs is."""
+
+    def __init__(self, ranges: tuple[tuple[int, int], ...]) -> None:
+        self.ranges = ranges
+        self._starts = np.array([start for start, _ in ranges] + [ranges[-1][1]], dtype=np.int64)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all payloads: a part has ended."""
+        self._payloads = SerialTable("object", "row", "owner")
+        self._living: dict[int, int] = {}  # rows of each object that may still be absorbed
+        self._to_release: list[list[int]] = [[] for _ in self.ranges]
+        self._next_object = 0
+
+    def tasks(self, wave: Wave, *, single: bool = False) -> list[Task]:
+        """What each block concerned does; `single` where single messages are wanted, so that no sums go."""
+        cuts = np.searchsorted(wave.absorption.nodes, self._starts)
+        self._note_released(wave.released)
+        tasks = []
+        for place in np.flatnonzero(np.diff(cuts)).tolist():
+            first, last = int(cuts[place]), int(cuts[place + 1])
+            incoming, needs = self.incoming(wave.absorption, place, first, last, single=single)
+            released = np.array(self._to_release[place], dtype=np.int64)
+            self._to_release[place] = []
+            exports = len(self.ranges) > 1 and (wave.readers is None or last - first <= wave.readers)
+            part = BlockWave(incoming, wave.steps[first:last], wave.emits[first:last], released, exports)
+            tasks.append(Task(place, part, needs))
+        return tasks
+
+    def emitted(self, task: Task) -> int | None:
+        """Note the payloads of a task; returns the number of their object, where there is one."""
+        rows = len(task.wave.emits)
+        number = None
+        if task.wave.exports:
+            number = self._next_object
+            self._next_object += 1
+            self._living[number] = rows
+        self._payloads.add(
+            task.wave.emits, object=-1 if number is None else number, row=np.arange(rows), owner=task.place
+        )
+        return number
+
+    def forget(self, serials: IntArray) -> list[int]:
+        """Payloads that nobody will absorb any more; returns the objects that are thereby over."""
+        over: list[int] = []
+        if len(serials):
+            for number in self._payloads.get("object", serials).tolist():
+                if number < 0:
+                    continue
+                self._living[number] -= 1
+                if not self._living[number]:
+                    del self._living[number]
+                    over.append(number)
+            self._payloads.forget(serials)
+        return over
+
+    def everything(self, absorption: Absorption, place: int, *, single: bool = False) -> Task:
+        """What all nodes of a block would absorb, for a look at them."""
+        first, last = np.searchsorted(absorption.nodes, self.ranges[place]).tolist()
+        incoming, needs = self.incoming(absorption, place, first, last, single=single)
+        nothing = np.zeros(0, dtype=np.int64)
+        return Task(place, BlockWave(incoming, nothing, nothing, nothing), needs)
+
+    def incoming(
+        self, absorption: Absorption, place: int, first: int, last: int, *, single: bool
+    ) -> tuple[Incoming, list[Need]]:
+        """The absorption of rows first:last, which belong to the block at `place`."""
+        rows = absorption.nodes[first:last] - self.ranges[place][0]
+        needs: list[Need] = []
+        channels = tuple(
+            self._channel(channel, place, first, last, needs, single) for channel in absorption.channels
+        )
+        return Incoming(rows, channels), needs
+
+    def _channel(
+        self, channel: Channel, place: int, first: int, last: int, needs: list[Need], single: bool
+    ) -> Taken:
+        if isinstance(channel, Common):
+            source = np.array([channel.source])
+            if int(self._payloads.get("owner", source)[0]) == place:
+                return Taken(channel.names, channel)
+            needs.append(Object(int(self._payloads.get("object", source)[0])))
+            return Taken(channel.names, None, (Away(len(needs) - 1, version=channel.source),))
+        if len(self.ranges) == 1:
+            return Taken(channel.names, _part(channel, first, last))
+        lo, hi = int(channel.indptr[first]), int(channel.indptr[last])
+        sources, weights, senders = channel.sources[lo:hi], channel.weights[lo:hi], channel.senders[lo:hi]
+        counts = np.diff(channel.indptr[first : last + 1])
+        if not len(sources):
+            empty = Sums(channel.names, channel.indptr[first : last + 1] - lo, sources, weights, senders)
+            return Taken(channel.names, empty)
+        row_of = np.repeat(np.arange(last - first), counts)
+        owners = self._payloads.get("owner", sources)
+        at_home = owners == place
+        home = Sums(
+            channel.names,
+            np.concatenate([[0], np.cumsum(np.bincount(row_of[at_home], minlength=last - first))]),
+            sources[at_home],
+            weights[at_home],
+            senders[at_home],
+        )
+        elsewhere = np.flatnonzero(~at_home)
+        away: list[Away] = []
+        if len(elsewhere):
+            rest = _Piece(row_of, sources, weights, senders, owners).at(elsewhere)
+            for owner in [] if single else _better_summed(rest):
+                theirs = rest.at(np.flatnonzero(rest.owners == owner))
+                away.append(self._summed(owner, channel.names, theirs, needs))
+                rest = rest.at(np.flatnonzero(rest.owners != owner))
+            away += self._rows(channel.names, rest, needs)
+        return Taken(channel.names, home, tuple(away))
+
+    def _summed(self, owner: int, names: tuple[str, ...], piece: _Piece, needs: list[Need]) -> Away:
+        """What another block sums up for us: fewer rows than it would have to send."""
+        piece = piece.at(np.argsort(piece.rows, kind="stable"))
+        rows = np.unique(piece.rows)
+        indptr = np.searchsorted(piece.rows, np.append(rows, np.iinfo(np.int64).max))
+        needs.append(Sum(owner, names, indptr, piece.sources, piece.weights))
+        return Away(len(needs) - 1, rows)
+
+    def _rows(self, names: tuple[str, ...], piece: _Piece, needs: list[Need]) -> list[Away]:
+        """What others hand over as it is, object by object."""
+        if not len(piece.sources):
+            return []
+        objects = self._payloads.get("object", piece.sources)
+        columns = self._payloads.get("row", piece.sources)
+        if not (np.diff(objects) > 0).all():  # else one row of each, as it is with one client per actor
+            order = np.argsort(objects, kind="stable")
+            piece, objects, columns = piece.at(order), objects[order], columns[order]
+        numbers, starts = np.unique(objects, return_index=True)
+        stops = np.append(starts[1:], len(objects))
+        away = []
+        for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            here = slice(start, stop)
+            if number >= 0:
+                needs.append(Object(number))
+                away.append(
+                    Away(
+                        len(needs) - 1,
+                        piece.rows[here],
+                        columns[here],
+                        piece.weights[here],
+                        piece.senders[here],
+                    )
+                )
+                continue
+            for owner in np.unique(piece.owners[here]).tolist():  # never handed out: their owners are asked
+                theirs = piece.at(start + np.flatnonzero(piece.owners[here] == owner))
+                needs.append(Sum(owner, names, np.zeros(0, dtype=np.int64), theirs.sources, None))
+                own = np.arange(len(theirs.sources))
+                away.append(Away(len(needs) - 1, theirs.rows, own, theirs.weights, theirs.senders))
+        return away
+
+    def _note_released(self, serials: IntArray) -> None:
+        """Tell the owners with their next call, which may be of this wave: they release after absorbing."""
+        if not len(serials):
+            return
+        if len(self.ranges) == 1:
+            self._to_release[0].extend(serials.tolist())
+            return
+        owners = self._payloads.get("owner", serials).tolist()
+        for serial, owner in zip(serials.tolist(), owners, strict=True):
+            self._to_release[owner].append(serial)
+
+
+def _part(channel: Sums | MatrixSums, first: int, last: int) -> Sums | MatrixSums:
+    """Rows first:last of a channel."""
+    if isinstance(channel, MatrixSums) or (first == 0 and last == len(channel.indptr) - 1):
+        return channel
+    lo, hi = int(channel.indptr[first]), int(channel.indptr[last])
+    return Sums(
+        channel.names,
+        channel.indptr[first : last + 1] - lo,
+        channel.sources[lo:hi],
+        channel.weights[lo:hi],
+        channel.senders[lo:hi],
+    )

@@ -1,0 +1,307 @@
+"""The loop of a run: a method's parts, the schedules that say who steps when, and a backend that executes it.
+
+    among peers     a part is opened on all blocks, its schedule played to the end, and closed
+    with a server   a part is a round (or something that the server does alone): the waves of one schedule,
+                    which lasts for the whole run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncfed.network.expectations import Expectations, Tally
+from asyncfed.network.schedules.asked import Ask, AskedSchedule
+from asyncfed.network.waves import Conversation, Recorder, Snapshot, Unrecorded, Wave
+from asyncfed.protocols.part import Method, Part, Reports, Scene
+from asyncfed.protocols.rounds import Round, WithServer
+from asyncfed.rng import Streams
+from asyncfed.runtime.backend import Backend
+from asyncfed.runtime.block import Measurement
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Tick:
+    """A wave was executed (or, on Ray, put on its way), or a round."""
+
+    phase: str
+    steps_done: int  # client steps in all, of all parts
+    steps_planned: int
+    time: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A snapshot, measured."""
+
+    phase: str
+    time: float
+    steps: IntArray  # of each client
+    reports: dict[str, FloatArray]
+    clients: IntArray
+    sums: dict[str, FloatArray]
+    counts: IntArray
+    validation: dict[str, FloatArray]  # sums over validation samples, where the protocol selects by them
+    validation_counts: IntArray
+    consensus: float | None  # None where there is one model only
+    final: bool
+    outer_step: int | None  # how often the outer variable was stepped, where the protocol does that
+    unrecorded: Unrecorded
+    rounds: int | None = None  # of the server, where there is one
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """What a run is made on."""
+
+    scene: Scene
+    streams: Streams
+    backend: Backend
+    recorder: Recorder
+    itemsize: int
+    evaluate_every: float | None
+    enough: Callable[[Evaluation], bool]
+
+
+def execute(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
+    """Run a method; what is judged last is the final evaluation."""
+    if method.server is None:
+        return _among_peers(method, stage)
+    return _with_server(method, stage)
+
+
+# --- among peers -------------------------------------------------------------------------------------
+
+
+def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
+    parts = [part for iteration in method.iterations(stage.streams) for part in iteration]
+    n = stage.scene.network.n
+    planned, done = n * sum(part.steps for part in parts), 0
+    first_step, now = 0, 0.0
+    learned: Expectations | None = None
+    last_judged = max((k for k, part in enumerate(parts) if part.judged), default=len(parts) - 1)
+    bilevel = any(part.ends_outer_step for part in parts)
+    outer_step = 0 if bilevel else None
+    for number, part in enumerate(parts):
+        talk = Conversation(
+            part.name, part.kind, part.steps, _bytes(part, stage), first_step, now, part=number
+        )
+        # Only the inner steps show p: where hypergradients travel, messages have other weights.
+        wanted = part.sends and part.judged and any(later.estimates for later in parts[number + 1 :])
+        tally = Tally(stage.scene.network) if wanted else None
+        stage.backend.begin(part, first_step)
+        reports: Reports = []
+        for item in _schedule(part, talk, stage, learned, tally):
+            if isinstance(item, Wave):
+                stage.backend.run(item)
+                done += len(item.steps)
+                yield Tick(part.name, done, planned, item.time)
+                continue
+            last = item.final and number == last_judged
+            between = not item.final and (stage.evaluate_every is not None or not bilevel)
+            reports.append(stage.backend.reports())
+            part.watch(reports, n)
+            if last or (part.judged and (between or (item.final and bilevel))):
+                yield _peers_evaluation(part, item, stage, outer_step, reports[-1], final=last)
+            if item.final:
+                stage.backend.finish(item)
+                first_step, now = first_step + part.steps + part.closing, item.time
+        if tally is not None:
+            learned = tally.expectations()
+        if part.ends_outer_step and outer_step is not None:
+            outer_step += 1
+
+
+def _schedule(
+    part: Part, talk: Conversation, stage: Stage, learned: Expectations | None, tally: Tally | None
+) -> Iterator[Wave | Snapshot]:
+    scene = stage.scene if part.sends else stage.scene.silent()
+    timing = scene.timing
+    every = stage.evaluate_every
+    if every is None:
+        every = timing.snapshot_interval(max(1, part.steps))
+    mixing = part.mixing(scene, learned)
+    return iter(
+        timing.among_peers(scene.network, mixing, stage.streams, talk, stage.recorder, every, tally)
+    )
+
+
+def _bytes(part: Part, stage: Stage) -> int:
+    return sum(part.carries(stage.scene.sizes).values()) * stage.itemsize
+
+
+def _peers_evaluation(
+    part: Part,
+    snapshot: Snapshot,
+    stage: Stage,
+    outer_step: int | None,
+    reports: dict[str, FloatArray],
+    *,
+    final: bool,
+) -> Evaluation:
+    parts = stage.backend.measure(snapshot, validation=outer_step is not None)
+    return Evaluation(
+        phase=part.name,
+        time=snapshot.time,
+        steps=snapshot.steps,
+        reports=reports,
+        **gathered(parts),
+        consensus=_consensus(parts),
+        final=final,
+        outer_step=outer_step,
+        unrecorded=snapshot.unrecorded,
+    )
+
+
+# --- with a server -----------------------------------------------------------------------------------
+
+
+def _with_server(method: Any, stage: Stage) -> Iterator[Tick | Evaluation]:
+    """All iterations, or until an evaluation is good enough."""
+    scene, backend = stage.scene, stage.backend
+    schedule = scene.timing.with_server(scene.network, stage.streams, stage.recorder, method.server)
+    asking = _Asking(method, stage, schedule)
+    every = int(stage.evaluate_every or max(1, method.planned // 20))
+    limit: int | None = method.max_rounds
+    n, planned = schedule.n, method.planned
+    backend.run(schedule.alone(0, method.opening.writes), method.opening)
+    iterations = method.iterations(stage.streams)
+    for iteration in range(planned + 1):
+        parts: tuple[Round, ...] = next(iterations, ()) if iteration < planned else ()
+        rounds = sum(part.asks for part in parts)
+        over = not parts or (limit is not None and schedule.round + rounds > limit)
+        if over or iteration % every == 0:
+            evaluation = _server_evaluation(method, stage, schedule, iteration, final=over)
+            if not over and stage.enough(evaluation):
+                over, evaluation = True, replace(evaluation, final=True)
+            yield evaluation
+        if over:
+            schedule.finish()
+            return
+        if limit is not None:
+            planned_now = min(planned, iteration + (limit - schedule.round) // max(1, rounds))
+        else:
+            planned_now = planned
+        asking.new_iteration(iteration)
+        for part in parts:
+            asking.run(part)
+            yield Tick(part.phase, n * iteration, n * planned_now, schedule.now)
+
+
+class _Asking:
+    """Turns rounds into what the schedule asks, and its waves into what the backend runs."""
+
+    def __init__(self, method: WithServer, stage: Stage, schedule: AskedSchedule) -> None:
+        problem, self._sizes = stage.scene.problem, stage.scene.sizes
+        outer = problem.data.validation if problem.outer_split == "validation" else problem.data.train
+        self._samples = {"inner": problem.data.train.sizes, "outer": outer.sizes}
+        n = schedule.n
+        weighted = method.server.weighted
+        self._importance = self._samples["inner"].astype(float) if weighted else np.ones(n)
+        self._server, self._stage, self._schedule = method.server, stage, schedule
+        self._parts: dict[int, Round] = {}
+        self._numbers = 0
+        self._turns = 0
+        self._iteration = 0
+        self._cohorts: dict[int, IntArray] = {}
+
+    def new_iteration(self, iteration: int) -> None:
+        self._iteration, self._cohorts = iteration, {}
+
+    def run(self, part: Round) -> None:
+        self._numbers += 1
+        number = self._numbers
+        if not part.asks:
+            self._stage.backend.run(self._schedule.alone(number, part.writes), part)
+            return
+        self._parts[number] = part
+        for wave in self._schedule.one_round(self._ask(number, part)):
+            self._stage.backend.run(wave, self._parts[wave.part])
+        for old in self._parts.keys() - self._schedule.parts_wanted():
+            del self._parts[old]
+
+    def _ask(self, number: int, part: Round) -> Ask:
+        clients = self._asked(part)
+        lengths, itemsize = part.lengths(self._sizes), self._stage.itemsize
+        return Ask(
+            part=number,
+            phase=part.phase,
+            kind=part.kind,
+            clients=clients,
+            reads={name: lengths[name] * itemsize for name in part.reads},
+            answers=part.answers,
+            answer_bytes=sum(lengths[name] for name in part.answers) * itemsize,
+            writes=part.writes,
+            work=part.work({level: of[clients] for level, of in self._samples.items()}, clients),  # type: ignore[misc]
+            importance=self._importance[clients],
+            series=part.series,
+            remembers=bool(part.remembers),
+        )
+
+    def _asked(self, part: Round) -> IntArray:
+        if part.cohort not in self._cohorts:
+            n = self._schedule.n
+            self._cohorts[part.cohort] = self._server.draw(
+                self._stage.streams, self._iteration, part.cohort, n, self._turns
+            )
+            self._turns += 1
+        return self._cohorts[part.cohort]
+
+
+def _server_evaluation(
+    method: WithServer, stage: Stage, schedule: AskedSchedule, iteration: int, *, final: bool
+) -> Evaluation:
+    reports = stage.backend.reports()  # first, for what went wrong in a round is told by whose it was
+    snapshot = schedule.snapshot(final=final)
+    return Evaluation(
+        phase="server",
+        time=snapshot.time,
+        steps=snapshot.steps,
+        rounds=snapshot.rounds,
+        reports=reports,
+        **gathered(stage.backend.measure(snapshot, judging=method.judging)),
+        consensus=None,
+        final=final,
+        outer_step=iteration,
+        unrecorded=snapshot.unrecorded,
+    )
+
+
+# --- what the blocks measured ------------------------------------------------------------------------
+
+
+def gathered(parts: list[Measurement]) -> dict[str, Any]:
+    """Put together in the order of the clients."""
+    order = np.argsort(np.concatenate([part.clients for part in parts]))
+
+    def of(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate(pieces)[order]
+
+    return {
+        "clients": of([part.clients for part in parts]),
+        "sums": {name: of([part.sums[name] for part in parts]) for name in parts[0].sums},
+        "counts": of([part.counts for part in parts]),
+        "validation": {name: of([part.validation[name] for part in parts]) for name in parts[0].validation},
+        "validation_counts": of([part.validation_counts for part in parts]),
+    }
+
+
+def _consensus(parts: list[Measurement]) -> float:
+    """Root mean square distance of the clients' models from their mean, put together from the blocks."""
+    sizes = np.array([len(part.clients) for part in parts], dtype=np.float64)
+    centre = sum(
+        (size * part.centre for size, part in zip(sizes, parts, strict=True)), np.zeros_like(parts[0].centre)
+    )
+    centre = centre / sizes.sum()
+    spread = sum(
+        part.spread + size * float(np.square(part.centre - centre).sum())
+        for size, part in zip(sizes, parts, strict=True)
+    )
+    return float(np.sqrt(spread / sizes.sum()))

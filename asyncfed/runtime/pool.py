@@ -1,0 +1,149 @@
+"""The payloads of a block that somebody may still absorb, one row each.
+
+Rows stand in one matrix for every variable, at slots that are used again. When a wave is the whole block and
+nothing older is wanted any more (every lockstep round), its payload itself becomes the pool: no row is
+copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from asyncfed.network.serials import SerialTable
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+Tensors = dict[str, Tensor]
+
+_DENSE_ROWS = 16  # below this many rows a bag of rows beats a product over the whole pool
+_DENSE_SHARE = 0.2  # and below this share of non-zero weights
+
+
+class Mixing:
+    """How rows of the pool are summed: by a matrix, or (with slots) as bags of weighted rows."""
+
+    __slots__ = ("offsets", "rows", "slots", "weights")
+
+    def __init__(
+        self, rows: int, weights: Tensor, slots: Tensor | None = None, offsets: Tensor | None = None
+    ) -> None:
+        self.rows, self.weights, self.slots, self.offsets = rows, weights, slots, offsets
+
+    def product(self, pool: Tensor, start: Tensor | None, out: Tensor | None) -> Tensor:
+        """start + Σ weight · row, in place of `start` (or in `out`) where given."""
+        if self.slots is None:
+            if start is not None:
+                return start.addmm_(self.weights, pool)
+            if out is None:
+                return torch.mm(self.weights, pool)
+            return torch.mm(self.weights, pool, out=out)
+        total = torch.nn.functional.embedding_bag(
+            self.slots,
+            pool,
+            self.offsets,
+            mode="sum",
+            per_sample_weights=self.weights,
+            include_last_offset=True,
+        )
+        return total if start is None else start.add_(total)
+
+
+class Pool:
+    """Rows by slot, of a block of k nodes."""
+
+    def __init__(self, k: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._k, self._dtype, self._device = k, dtype, device
+        self.rows: Tensors = {}
+        self._slots = SerialTable("slot")
+        self._free: list[int] = []
+        self.size = 0
+
+    @property
+    def alive(self) -> int:
+        """Payloads in it."""
+        return self._slots.alive
+
+    def adopt(self, payload: Tensors, serials: IntArray) -> Tensors:
+        """Take the rows of a whole block as they stand, nothing else being wanted; returns the old rows."""
+        old, self.rows = self.rows, dict(payload)
+        self.size, self._free = self._k, []
+        self._slots.add(serials, slot=np.arange(self._k))
+        return old
+
+    def put(self, payload: Mapping[str, Tensor], serials: IntArray) -> None:
+        """Copy rows to free slots."""
+        wanted = len(serials)
+        if not wanted:
+            return
+        if len(self._free) < wanted:
+            more = max(wanted - len(self._free), self.size // 2, self._k)
+            for name, old in self.rows.items():
+                self.rows[name] = torch.cat([old, self._empty(more, old.shape[1])])
+            self._free.extend(range(self.size + more - 1, self.size - 1, -1))
+            self.size += more
+        slots = np.array([self._free.pop() for _ in range(wanted)], dtype=np.int64)
+        together = int(slots[-1] - slots[0]) == wanted - 1 and bool((np.diff(slots) == 1).all())
+        at = slice(int(slots[0]), int(slots[-1]) + 1) if together else torch.from_numpy(slots)
+        for name, value in payload.items():
+            rows = self.rows.get(name)
+            if rows is None or rows.shape[1] != value.shape[1]:
+                rows = self.rows[name] = self._empty(self.size, value.shape[1])
+            rows[at] = value
+        self._slots.add(serials, slot=slots)
+
+    def release(self, serials: IntArray) -> None:
+        if not len(serials):
+            return
+        if len(serials) == self._slots.alive:  # a whole round: the next payload takes its place
+            self._free = list(range(self.size - 1, -1, -1))
+            self._slots.clear()
+        else:
+            self._free.extend(self._slots.get("slot", serials)[::-1].tolist())
+            self._slots.forget(serials)
+
+    def of_matrix(self, matrix: FloatArray) -> Mixing:
+        """Weights over a whole round, in order."""
+        return Mixing(len(matrix), torch.from_numpy(matrix).to(self._device, self._dtype))
+
+    def mixing(self, indptr: IntArray, sources: IntArray, weights: FloatArray) -> Mixing:
+        """Weights over the payloads given: a matrix where it is well filled, else the lists that make it."""
+        rows = len(indptr) - 1
+        slots = self._slots.get("slot", sources)
+        if rows >= _DENSE_ROWS and len(slots) >= _DENSE_SHARE * rows * self.size:
+            matrix = np.zeros(
+                (rows, self.size), dtype=np.float32 if self._dtype == torch.float32 else np.float64
+            )
+            row_starts = np.repeat(np.arange(0, matrix.size, self.size), np.diff(indptr))
+            matrix.reshape(-1)[row_starts + slots] = weights
+            return Mixing(rows, torch.from_numpy(matrix).to(self._device))
+        to = self._device
+        return Mixing(
+            rows,
+            torch.from_numpy(weights).to(to, self._dtype),
+            torch.from_numpy(slots).to(to),
+            torch.from_numpy(indptr).to(to),
+        )
+
+    def sum_of(self, names: tuple[str, ...], sources: IntArray, weights: FloatArray) -> Tensors:
+        """Σ weight · payload, a single row of each variable."""
+        rows = self.take(names, sources)
+        share = torch.from_numpy(weights).to(self._device, self._dtype)
+        return {name: torch.mv(value.T, share)[None] for name, value in rows.items()}
+
+    def take(self, names: tuple[str, ...], serials: IntArray) -> Tensors:
+        """The rows of some payloads, in order; a view where they stand together."""
+        slots = self._slots.get("slot", serials)
+        if len(slots) and int(slots[-1] - slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
+            at: slice | Tensor = slice(int(slots[0]), int(slots[-1]) + 1)
+        else:
+            at = torch.from_numpy(slots).to(self._device)
+        return {name: self.rows[name][at] for name in names}
+
+    def _empty(self, rows: int, length: int) -> Tensor:
+        # Unused rows meet zero weights, and the product must be zero.
+        return torch.zeros(rows, length, dtype=self._dtype, device=self._device)
