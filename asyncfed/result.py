@@ -102,7 +102,7 @@ class Result:
             "bytes_down",
             "bytes_up",
         ]
-        table = rounds[summed].groupby(place).sum()
+        table: pd.DataFrame = rounds[summed].groupby(place).sum()
         table.insert(0, "rounds", (rounds["answered"] > 0).groupby(place).sum())
         table.insert(0, "outer_step", [evaluated[at]["outer_step"] for at in table.index])
         return table.reset_index(drop=True)

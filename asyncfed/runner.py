@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.goals import Goal
 from asyncfed.network.links import Network
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.phase import ProtocolLike, Tensors
@@ -215,15 +216,11 @@ def _items(
     )
 
 
-def _enough(item: Evaluation, until: Mapping[str, float] | None) -> bool:
-    """Whether all the metrics of `until` have come so far: losses and distances down, all others up."""
+def _enough(item: Evaluation, until: Mapping[str, Goal] | None) -> bool:
+    """Whether all the metrics of `until` have come so far."""
     if not until:
         return False
-    values = {name: float(item.sums[name].sum() / item.counts.sum()) for name in until}
-    falls = {name: "loss" in name or "distance" in name or "error" in name for name in until}
-    return all(
-        values[name] <= limit if falls[name] else values[name] >= limit for name, limit in until.items()
-    )
+    return all(goal.met(float(item.sums[name].sum() / item.counts.sum())) for name, goal in until.items())
 
 
 def _dtype(scenario: Scenario) -> torch.dtype:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
+from asyncfed.goals import AtLeast, AtMost, Goal, check_goal
 from asyncfed.network import (
     FastestMixing,
     Given,
@@ -75,7 +76,7 @@ _TYPES: dict[str, type[Any]] = {
         PDBO, CDBO, CompareHypergradients, EstimateHypergradient,
         FedAvg, FedNest, FedNestSGD, LFedNest, LFedNestSVRG, LFedNestNonAlt, FedAvgS, AggITD, GossipBilevel,
         LocalSteps, Neumann, Server, StepDecay, Diminishing, Lockstep, VirtualTime, Table, Uniform,
-        Metropolis, FastestMixing, Given,
+        Metropolis, FastestMixing, Given, AtLeast, AtMost,
     )
 }  # fmt: skip
 _DURATIONS = (Constant, Exponential, LogNormal, UniformTime)
@@ -107,8 +108,8 @@ class Scenario:
         Steps (in lockstep) or virtual time between evaluations; by default about twenty in a run. For a
         method with a server: outer iterations.
     until
-        End the run at the first evaluation in which these metrics have come so far: {"accuracy": 0.9} (at
-        least), {"loss": 0.1} (a loss or distance: at most). For methods with a server.
+        End the run at the first evaluation in which all these metrics have come so far:
+        {"accuracy": AtLeast(0.9), "loss": AtMost(0.1)}. For methods with a server.
     """
 
     problem: Problem
@@ -119,7 +120,7 @@ class Scenario:
     seed: int = 0
     precision: Literal["float32", "float64"] = "float32"
     evaluate_every: float | None = None
-    until: Mapping[str, float] | None = None
+    until: Mapping[str, Goal] | None = None
     name: str = "scenario"
 
     @property
@@ -198,9 +199,14 @@ def _check_server(scenario: Scenario, network: Network) -> None:
             steps.check(clients)
     if protocol.needs_outer:
         _require_outer(scenario.problem)
-    for name in scenario.until or ():
+    if scenario.until is not None and not isinstance(scenario.until, Mapping):
+        raise ScenarioError(
+            f"until is {scenario.until!r}; it must be a mapping such as {{'accuracy': AtLeast(0.9)}}, or None"
+        )
+    for name, goal in (scenario.until or {}).items():
         if name not in scenario.problem.metrics:
-            raise UnknownNameError("metric in until", name, scenario.problem.metrics)
+            raise UnknownNameError("metric in until", str(name), scenario.problem.metrics)
+        check_goal(name, goal)
 
 
 def _different(phases: tuple[Phase, ...]) -> list[Phase]:
@@ -276,7 +282,7 @@ def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
         "seed": int(scenario.seed),
         "precision": scenario.precision,
         "evaluate_every": scenario.evaluate_every,
-        "until": None if scenario.until is None else dict(scenario.until),
+        "until": _encode(scenario.until),
     }
 
 

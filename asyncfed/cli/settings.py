@@ -19,7 +19,7 @@ _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "seed": ((int,), "a whole number"),
     "precision": ((str,), "float32 or float64"),
     "evaluate_every": ((int, float, type(None)), "a number or None"),
-    "until": ((dict, type(None)), "a mapping such as {'accuracy': 0.9}, or None"),
+    "until": ((dict, type(None)), "a mapping such as {'accuracy': AtLeast(0.9)}, or None"),
     "name": ((str,), "text"),
 }
 
@@ -103,12 +103,27 @@ def _with(whole: Any, path: str, value: Any, key: str) -> Any:
 
 
 def _whole_part(part: str, value: Any) -> Any:
+    if part == "until" and isinstance(value, str):
+        value = _goals(value)
     if part in _PLAIN:
         allowed, words = _PLAIN[part]
         if not isinstance(value, allowed) or isinstance(value, bool):
             raise ScenarioError(f"{part} is {value!r}; it must be {words}")
         return value
     return _called(str(value), _makers()[part], part)
+
+
+def _goals(text: str) -> Any:
+    """`{'accuracy': AtLeast(0.9)}`; what is no mapping stays text."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if not isinstance(tree, ast.Dict):
+            return text
+        names = [ast.literal_eval(key) for key in tree.keys if key is not None]
+    except (SyntaxError, ValueError):
+        return text
+    goals = [_called(ast.unparse(value), _makers()["until"], "goal") for value in tree.values]
+    return dict(zip(names, goals, strict=True))
 
 
 def _called(text: str, makers: Mapping[str, Callable[..., Any]], what: str) -> Any:
@@ -137,7 +152,7 @@ def _called(text: str, makers: Mapping[str, Callable[..., Any]], what: str) -> A
 
 def _makers() -> dict[str, dict[str, Callable[..., Any]]]:
     import topologies
-    from asyncfed import network, problems, protocols
+    from asyncfed import goals, network, problems, protocols
 
     generators = [
         name for name in topologies.__all__ if name not in ("from_recipe", "load", "save", "with_links")
@@ -164,6 +179,7 @@ def _makers() -> dict[str, dict[str, Callable[..., Any]]]:
         ],
         "timing": [network.Lockstep, network.VirtualTime],
         "weights": [network.Uniform, network.Metropolis, network.FastestMixing],
+        "until": [goals.AtLeast, goals.AtMost],
         "lr": [protocols.Diminishing, protocols.StepDecay],
         "problem": [
             problems.classification,
