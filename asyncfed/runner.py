@@ -17,6 +17,7 @@ import torch
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.goals import Goal
 from asyncfed.network.links import Network
+from asyncfed.plain import plain
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.phase import ProtocolLike, Tensors
 from asyncfed.result import Result
@@ -32,6 +33,10 @@ from asyncfed.scenario import Scenario, check, scenario_to_data
 from asyncfed.trace import Totals, TraceWriter
 
 _VERSIONED = ("asyncfed", "torch", "numpy", "networkx", "ray", "pyarrow")
+_CARRIED = {
+    "omega", "z", "hypergradient", "history", "adam_mean", "adam_square", "adam_steps", "outer_z",
+    "outer_omega", "U", "trajectory", "h", "p", "q", "sum",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,10 +101,11 @@ def run(
         Variables to start from instead of the problem's own, one row per client: "inner", "outer", and
         whatever the protocol carries, as in the `final` of another run.
     """
+    clients_per_actor = plain(clients_per_actor)
     network = check(scenario)
     derivatives = Derivatives.of(scenario.problem)
     peers = isinstance(scenario.protocol, ProtocolLike)
-    start = _initial(scenario.clients if peers else 1, derivatives, initial)
+    start = _initial(scenario.clients if peers else 1, derivatives, initial, _carried(scenario.protocol))
     _check_options(backend, clients_per_actor, device, tap, peers)
     directory = RunDirectory.create(out, scenario.name)
     directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
@@ -289,11 +295,22 @@ def _open_backend(
     )
 
 
-def _initial(clients: int, derivatives: Derivatives, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
+def _carried(protocol: object) -> set[str]:
+    """What a protocol carries from phase to phase: what its parts say (`carries`), else all there is."""
+    parts = (protocol, *protocol.phases()) if isinstance(protocol, ProtocolLike) else (protocol,)
+    declared = [set(part.carries) for part in parts if hasattr(part, "carries")]
+    return {"inner", "outer"}.union(*(declared or [_CARRIED]))
+
+
+def _initial(
+    clients: int, derivatives: Derivatives, initial: Mapping[str, torch.Tensor] | None, known: set[str]
+) -> Tensors:
     """The given variables, checked: a row for every client, as long as the problem's own where it has one."""
     lengths = {"inner": derivatives.inner.d, "outer": derivatives.outer.d, "omega": 1}
     rows: Tensors = {}
     for name, given in (initial or {}).items():
+        if str(name).partition("/")[0] not in known:  # what several methods find is "hypergradient/0", …
+            raise UnknownNameError("variable in initial", str(name), known)
         value = torch.as_tensor(given)
         expected = (clients, lengths[name]) if name in lengths else (clients, *(value.shape[1:] or (1,)))
         if tuple(value.shape) != expected:

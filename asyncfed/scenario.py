@@ -34,6 +34,7 @@ from asyncfed.network import (
 from asyncfed.network.distributions import Constant, Exponential, LogNormal
 from asyncfed.network.distributions import Uniform as UniformTime
 from asyncfed.network.links import Network
+from asyncfed.plain import plain_fields
 from asyncfed.problems import Derivatives, Problem, problem_from_recipe
 from asyncfed.protocols import (
     CDBO,
@@ -123,6 +124,9 @@ class Scenario:
     until: Mapping[str, Goal] | None = None
     name: str = "scenario"
 
+    def __post_init__(self) -> None:
+        plain_fields(self)
+
     @property
     def clients(self) -> int:
         return self.problem.clients
@@ -130,6 +134,7 @@ class Scenario:
 
 def check(scenario: Scenario) -> Network:
     """Refuse what cannot be run, naming the reason; returns the network, read."""
+    _check_kinds(scenario)
     if not isinstance(scenario.seed, (int, np.integer)) or isinstance(scenario.seed, bool):
         raise ScenarioError(f"seed is {scenario.seed!r}; it must be a whole number")
     if scenario.precision not in ("float32", "float64"):
@@ -170,6 +175,37 @@ def check(scenario: Scenario) -> Network:
         else:
             phase.check(network.silent(), Uniform(), scenario.timing)
     return network
+
+
+def _check_kinds(scenario: Scenario) -> None:
+    """Every part must be of its kind: neither its name nor its class, say."""
+
+    def method(value: object) -> bool:
+        return any(callable(getattr(value, name, None)) for name in ("phases", "rounds"))
+
+    methods = [name for name, kind in _TYPES.items() if method(kind)]
+    kinds = (
+        ("problem", isinstance(scenario.problem, Problem), "a Problem, such as classification('digits')"),
+        ("topology", isinstance(scenario.topology, nx.Graph), "a networkx graph, such as ring(20)"),
+        (
+            "protocol",
+            method(scenario.protocol) and not isinstance(scenario.protocol, type),
+            f"a method with its parameters, such as SGP(steps=200, lr=0.05): {', '.join(methods)}",
+        ),
+        (
+            "timing",
+            isinstance(scenario.timing, (Lockstep, VirtualTime)),
+            "a timing, Lockstep(…) or VirtualTime(…)",
+        ),
+        (
+            "weights",
+            not isinstance(scenario.weights, type) and hasattr(scenario.weights, "prepare"),
+            "weights: Uniform(), Metropolis(), FastestMixing() or Given(matrix)",
+        ),
+    )
+    for name, fits, allowed in kinds:
+        if not fits:
+            raise ScenarioError(f"{name} is {getattr(scenario, name)!r}; it must be {allowed}")
 
 
 def _check_server(scenario: Scenario, network: Network) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError
+from asyncfed.plain import plain_fields
 from asyncfed.problems.threads import worthwhile_threads
 from asyncfed.protocols.phase import whole
 from asyncfed.protocols.rounds import Samples
@@ -53,6 +54,7 @@ class LocalSteps:
     divide: bool = False
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_rate(self.lr)
         if self.steps is not None and self.epochs is not None:
             raise ScenarioError(

@@ -29,6 +29,7 @@ from torch import Tensor
 from asyncfed.data import ClientShards
 from asyncfed.errors import ScenarioError
 from asyncfed.network.server import Server
+from asyncfed.plain import plain_fields
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.phase import whole
 from asyncfed.rng import Streams
@@ -245,6 +246,7 @@ class Samples:
 
 def check_server_protocol(protocol: object) -> None:
     """Refuse what no server-based method can have."""
+    plain_fields(protocol)
     for name, least in (("outer_steps", 0), ("inner_rounds", 1), ("max_rounds", 1), ("batch", 1)):
         value = getattr(protocol, name, None)
         if value is not None and (not whole(value) or value < least):

@@ -28,6 +28,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.links import Network, require_strongly_connected
 from asyncfed.network.timing import Timing
 from asyncfed.network.weights import Weights
+from asyncfed.plain import plain_fields
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.phase import Emission, Estimate, Opening, Phase, PhaseDefaults, Site, Tensors, whole
 from asyncfed.protocols.schedules import LearningRate, check_rate, rates
@@ -61,6 +62,7 @@ class SGP(PhaseDefaults):
     kind = "push"
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         if not whole(self.steps) or self.steps < 0:
             raise ScenarioError(f"steps is {self.steps!r}; it must be a whole number, at least 0")
         if self.order not in ("4a", "4b"):

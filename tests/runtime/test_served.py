@@ -532,3 +532,9 @@ def test_a_minimax_problem_comes_nearer_to_its_saddle(tmp_path: Path) -> None:
     distance = run(scenario(protocol, problem=own, timing=BUSY), out=tmp_path / "r").metrics["distance"]
     assert distance.iloc[-1] < 0.9 * distance.iloc[0]
     assert np.isfinite(distance).all()
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_all_that_a_run_leaves_behind_may_be_where_another_begins(name: str, tmp_path: Path) -> None:
+    first = run(scenario(PROTOCOLS[name]), out=tmp_path / "a")
+    assert run(scenario(PROTOCOLS[name]), out=tmp_path / "b", initial=first.final).complete
