@@ -20,6 +20,7 @@ from asyncfed.network.links import Network
 from asyncfed.plain import plain
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.phase import ProtocolLike, Tensors
+from asyncfed.record import Record
 from asyncfed.result import Result
 from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
@@ -118,6 +119,7 @@ def run(
     }
     directory.write_manifest(status="running", **manifest)
     writer = TraceWriter(directory.trace, nodes=network.n, server=None if peers else network.server)
+    record = Record(directory, writer)
     started = time.perf_counter()
     engine: Backend | ServedBackend | None = None
     status, error = "failed", ""
@@ -128,10 +130,10 @@ def run(
         directory.write_manifest(status="running", **manifest)
         loss: float | None = None
         for item in items:
+            record.keep_up()
             if isinstance(item, Evaluation):
                 row = _metrics(item, writer.totals)
-                directory.append("metrics.jsonl", row)
-                writer.flush()
+                record.metrics(row)
                 loss = row["train_loss"] if row["train_loss"] is not None else loss
                 if item.final:
                     directory.append("clients.jsonl", *_clients(item))
@@ -167,7 +169,7 @@ def run(
         raise
     finally:
         try:
-            _close(engine, writer)
+            _close(engine, record)
         except (
             BaseException
         ) as problem:  # a full disk, say: the run is not complete then, whatever it computed
@@ -233,12 +235,12 @@ def _dtype(scenario: Scenario) -> torch.dtype:
     return torch.float64 if scenario.precision == "float64" else torch.float32
 
 
-def _close(engine: Backend | ServedBackend | None, writer: TraceWriter) -> None:
+def _close(engine: Backend | ServedBackend | None, record: Record) -> None:
     try:
         if engine is not None:
             engine.close()
     finally:
-        writer.close()
+        record.close()
 
 
 def _check_options(
