@@ -89,6 +89,12 @@ class Problem:
     variable). `vectorize=False` runs clients one by one instead of through vmap, for functions that vmap
     cannot do or does slowly.
 
+    Losses and metrics are pure functions of (inner, outer, batch): the same arguments, the same values,
+    however often and for whichever clients they are called. What they read besides must not change while a
+    run goes, for the operations of a loss may be recorded and run again without calling it. Where they are, a
+    loss that changed is refused, at the latest after some hundred steps; clients that compute one by one
+    (`vectorize=False`, or alone in their actor) call it every time, and nobody notices.
+
     A loss is a mean over the samples of its batch, plus terms that do not depend on the batch (such as weight
     decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
     `outer_split` says which of a client's samples its outer loss is over. `stages` may say how the inner loss
