@@ -154,7 +154,7 @@ def test_a_recording_that_does_not_round_alike_is_given_up() -> None:
     """It takes another way while somebody watches; so from then on it is called as it is."""
 
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        if _get_current_dispatch_mode() is None:  # type: ignore[no-untyped-call]
+        if _get_current_dispatch_mode() is None:
             return (x.sum(-1) * y.sum(-1) / 3,)
         return (x.sum(-1) * (y.sum(-1) / 3),)
 
