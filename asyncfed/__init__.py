@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from asyncfed.estimation import HypergradientEstimate, hypergradient
+    from asyncfed.goals import AtLeast, AtMost
     from asyncfed.network import Lockstep, VirtualTime
     from asyncfed.result import Result, load
     from asyncfed.runner import Progress, run
@@ -57,6 +58,7 @@ _HOMES = {
         "UnknownNameError",
     ),
     "asyncfed.estimation": ("HypergradientEstimate", "hypergradient"),
+    "asyncfed.goals": ("AtLeast", "AtMost"),
     "asyncfed.network": ("Lockstep", "VirtualTime"),
     "asyncfed.result": ("Result", "load"),
     "asyncfed.runner": ("Progress", "run"),
@@ -78,6 +80,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ActorLostError",
     "AsyncfedError",
+    "AtLeast",
+    "AtMost",
     "DataError",
     "DivergenceError",
     "HypergradientEstimate",

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncfed.errors import ScenarioError
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.trace import Trace
@@ -82,10 +84,12 @@ class Result:
     @cached_property
     def iterations(self) -> pd.DataFrame:
         """Of a method with a server, what its outer iterations cost, from the trace: a row per iteration (or
-        per stretch between two evaluations), with communication rounds, messages and bytes.
+        per stretch between two evaluations), with communication rounds, messages and bytes. Of a run that did
+        not end, those that were evaluated.
         """
-        rounds, metrics = self.trace.rounds(), self.metrics
-        ends = metrics["step"].to_numpy()[1:]  # rounds made by each evaluation
+        rounds, evaluated = self.trace.rounds(), self._directory.rows("metrics.jsonl")[1:]
+        ends = np.array([row["step"] for row in evaluated], dtype=np.int64)  # rounds made by each evaluation
+        rounds = rounds[rounds["round"] < ends.max(initial=0)]  # the others are of an iteration cut short
         place = ends.searchsorted(rounds["round"].to_numpy(), side="right")
         summed = [
             "asked",
@@ -98,9 +102,9 @@ class Result:
             "bytes_down",
             "bytes_up",
         ]
-        table = rounds[summed].groupby(place).sum()
+        table: pd.DataFrame = rounds[summed].groupby(place).sum()
         table.insert(0, "rounds", (rounds["answered"] > 0).groupby(place).sum())
-        table.insert(0, "outer_step", metrics["outer_step"].to_numpy()[1:][table.index])
+        table.insert(0, "outer_step", [evaluated[at]["outer_step"] for at in table.index])
         return table.reset_index(drop=True)
 
     @cached_property

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -15,18 +15,17 @@ import numpy as np
 import torch
 
 from asyncfed.errors import ScenarioError, UnknownNameError
-from asyncfed.network.links import Network
-from asyncfed.problems.derivatives import Derivatives
-from asyncfed.protocols.phase import ProtocolLike, Tensors
+from asyncfed.goals import Goal
+from asyncfed.plain import plain
+from asyncfed.protocols.part import Scene, Tensors
+from asyncfed.record import Record
 from asyncfed.result import Result
 from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
 from asyncfed.runtime.block import Tap
 from asyncfed.runtime.directory import RunDirectory
-from asyncfed.runtime.engine import Evaluation, Tick, execute
 from asyncfed.runtime.local import LocalBackend
-from asyncfed.runtime.served import LocalServed, ServedBackend
-from asyncfed.runtime.serving import serve
+from asyncfed.runtime.loop import Evaluation, Stage, execute
 from asyncfed.scenario import Scenario, check
 from asyncfed.scenario_data import scenario_to_data
 from asyncfed.trace import Totals, TraceWriter
@@ -69,6 +68,7 @@ def run(
     progress: Callable[[Progress], None] | None = None,
     tap: Tap | None = None,
     initial: Mapping[str, torch.Tensor] | None = None,
+    strict: bool = False,
 ) -> Result:
     """Run a scenario and return its result.
 
@@ -95,12 +95,15 @@ def run(
     initial
         Variables to start from instead of the problem's own, one row per client: "inner", "outer", and
         whatever the protocol carries, as in the `final` of another run.
+    strict
+        Hand copies to every step and spoil them afterwards (local backend only): what a method of one's own
+        changes in place, or keeps without returning it, shows. Slow.
     """
-    network = check(scenario)
-    derivatives = Derivatives.of(scenario.problem)
-    peers = isinstance(scenario.protocol, ProtocolLike)
-    start = _initial(scenario.clients if peers else 1, derivatives, initial)
-    _check_options(backend, clients_per_actor, device, tap, peers)
+    clients_per_actor = plain(clients_per_actor)
+    scene = check(scenario)
+    network, peers = scene.network, scenario.protocol.server is None
+    start = _initial(scenario, scene, initial)
+    _check_options(backend, clients_per_actor, device, tap, strict)
     directory = RunDirectory.create(out, scenario.name)
     directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
     manifest: dict[str, Any] = {
@@ -112,20 +115,29 @@ def run(
     }
     directory.write_manifest(status="running", **manifest)
     writer = TraceWriter(directory.trace, nodes=network.n, server=None if peers else network.server)
+    record = Record(directory, writer)
     started = time.perf_counter()
-    engine: Backend | ServedBackend | None = None
+    engine: Backend | None = None
     status, error = "failed", ""
     try:
-        engine = _open_backend(scenario, backend, clients_per_actor, device, address, tap, start)
-        items = _items(scenario, network, derivatives, engine, writer)
+        engine = _open_backend(scenario, backend, clients_per_actor, device, address, tap, start, strict)
+        stage = Stage(
+            scene=scene,
+            streams=Streams(scenario.seed),
+            backend=engine,
+            recorder=writer,
+            itemsize=_dtype(scenario).itemsize,
+            evaluate_every=scenario.evaluate_every,
+            enough=lambda item: _enough(item, scenario.until),
+        )
         manifest["placement"] = vars(engine.placement)
         directory.write_manifest(status="running", **manifest)
         loss: float | None = None
-        for item in items:
+        for item in execute(scenario.protocol, stage):
+            record.keep_up()
             if isinstance(item, Evaluation):
                 row = _metrics(item, writer.totals)
-                directory.append("metrics.jsonl", row)
-                writer.flush()
+                record.metrics(row)
                 loss = row["train_loss"] if row["train_loss"] is not None else loss
                 if item.final:
                     directory.append("clients.jsonl", *_clients(item))
@@ -161,7 +173,7 @@ def run(
         raise
     finally:
         try:
-            _close(engine, writer)
+            _close(engine, record)
         except (
             BaseException
         ) as problem:  # a full disk, say: the run is not complete then, whatever it computed
@@ -176,81 +188,35 @@ def run(
     return Result(directory, final)
 
 
-def _items(
-    scenario: Scenario,
-    network: Network,
-    derivatives: Derivatives,
-    engine: Backend | ServedBackend,
-    writer: TraceWriter,
-) -> Iterator[Tick | Evaluation]:
-    """The run itself, as it goes."""
-    protocol, streams = scenario.protocol, Streams(scenario.seed)
-    if isinstance(protocol, ProtocolLike):
-        assert not isinstance(engine, ServedBackend)
-        return execute(
-            protocol,
-            network,
-            scenario.timing,
-            scenario.weights,
-            streams,
-            engine,
-            writer,
-            scenario.evaluate_every,
-        )
-    assert isinstance(engine, ServedBackend)
-    data = scenario.problem.data
-    outer = data.validation if scenario.problem.outer_split == "validation" else data.train
-    every = scenario.evaluate_every or max(1, protocol.outer_steps // 20)
-    return serve(
-        protocol,
-        network,
-        scenario.timing,
-        streams,
-        engine,
-        writer,
-        sizes={"inner": data.train.sizes, "outer": outer.sizes},
-        lengths={"inner": derivatives.inner.d, "outer": derivatives.outer.d},
-        itemsize=_dtype(scenario).itemsize,
-        evaluate_every=int(every),
-        enough=lambda item: _enough(item, scenario.until),
-    )
-
-
-def _enough(item: Evaluation, until: Mapping[str, float] | None) -> bool:
-    """Whether all the metrics of `until` have come so far: losses and distances down, all others up."""
+def _enough(item: Evaluation, until: Mapping[str, Goal] | None) -> bool:
+    """Whether all the metrics of `until` have come so far."""
     if not until:
         return False
-    values = {name: float(item.sums[name].sum() / item.counts.sum()) for name in until}
-    falls = {name: "loss" in name or "distance" in name or "error" in name for name in until}
-    return all(
-        values[name] <= limit if falls[name] else values[name] >= limit for name, limit in until.items()
-    )
+    return all(goal.met(float(item.sums[name].sum() / item.counts.sum())) for name, goal in until.items())
 
 
 def _dtype(scenario: Scenario) -> torch.dtype:
     return torch.float64 if scenario.precision == "float64" else torch.float32
 
 
-def _close(engine: Backend | ServedBackend | None, writer: TraceWriter) -> None:
+def _close(engine: Backend | None, record: Record) -> None:
     try:
         if engine is not None:
             engine.close()
     finally:
-        writer.close()
+        record.close()
 
 
 def _check_options(
-    backend: str, clients_per_actor: object, device: str, tap: Tap | None, peers: bool
+    backend: str, clients_per_actor: object, device: str, tap: Tap | None, strict: bool
 ) -> None:
     if backend not in ("local", "ray"):
         raise UnknownNameError("backend", backend, ("local", "ray"))
     if clients_per_actor != "auto" and not (isinstance(clients_per_actor, int) and clients_per_actor >= 1):
         raise ScenarioError(f"clients_per_actor is {clients_per_actor!r}; it must be 'auto' or at least 1")
-    if tap is not None and (backend != "local" or not peers):
-        raise ScenarioError(
-            "a tap sees every step of peers in this process, so it needs backend='local' and a method "
-            "without a server"
-        )
+    for name, given in (("tap", tap is not None), ("strict", strict)):
+        if given and backend != "local":
+            raise ScenarioError(f"{name} is for runs in this process; it needs backend='local'")
     if device != "auto":
         try:
             kind = torch.device(device).type
@@ -272,17 +238,18 @@ def _open_backend(
     address: str | None,
     tap: Tap | None,
     initial: Tensors,
-) -> Backend | ServedBackend:
+    strict: bool,
+) -> Backend:
     problem, seed, dtype = scenario.problem, scenario.seed, _dtype(scenario)
-    peers = isinstance(scenario.protocol, ProtocolLike)
-    if backend == "local" and peers:
-        return LocalBackend(problem, seed=seed, dtype=dtype, device=device, tap=tap, initial=initial)
+    server = scenario.protocol.server is not None
     if backend == "local":
-        return LocalServed(problem, seed=seed, dtype=dtype, device=device, initial=initial)
+        return LocalBackend(
+            problem, seed=seed, dtype=dtype, device=device, tap=tap, initial=initial, server=server,
+            strict=strict,
+        )  # fmt: skip
     from asyncfed.runtime.ray_backend import RayBackend
-    from asyncfed.runtime.ray_served import RayServed
 
-    return (RayBackend if peers else RayServed)(
+    return RayBackend(
         problem,
         seed=seed,
         dtype=dtype,
@@ -290,23 +257,30 @@ def _open_backend(
         clients_per_actor=clients_per_actor,
         address=address,
         initial=initial,
+        server=server,
     )
 
 
-def _initial(clients: int, derivatives: Derivatives, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
-    """The given variables, checked: a row for every client, as long as the problem's own where it has one."""
-    lengths = {"inner": derivatives.inner.d, "outer": derivatives.outer.d, "omega": 1}
-    rows: Tensors = {}
-    for name, given in (initial or {}).items():
-        value = torch.as_tensor(given)
-        expected = (clients, lengths[name]) if name in lengths else (clients, *(value.shape[1:] or (1,)))
+def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
+    """The given variables, checked: a row for every client (for the server: one row), as long as the
+    problem's own where it has one.
+    """
+    rows = scenario.clients if scenario.protocol.server is None else 1
+    known = {"inner", "outer", *scenario.protocol.passes_on}
+    lengths = {"inner": scene.sizes.inner, "outer": scene.sizes.outer, "omega": 1}
+    given: Tensors = {}
+    for name, what in (initial or {}).items():
+        if str(name).partition("/")[0] not in known:  # what several methods find is "hypergradient/0", …
+            raise UnknownNameError("variable in initial", str(name), known)
+        value = torch.as_tensor(what)
+        expected = (rows, lengths[name]) if name in lengths else (rows, *(value.shape[1:] or (1,)))
         if tuple(value.shape) != expected:
             raise ScenarioError(
                 f"initial[{name!r}] has the shape {tuple(value.shape)}; it must be {expected}: "
                 "one flat row for each client (with a server: one row in all)"
             )
-        rows[name] = value.detach().clone()
-    return rows
+        given[name] = value.detach().clone()
+    return given
 
 
 def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
@@ -334,12 +308,12 @@ def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
                 row[f"validation_{name}"] = float(sums.sum() / item.validation_counts.sum())
     if item.consensus is not None:
         row["consensus"] = item.consensus
-    unrecorded = item.waiting + item.on_the_way
+    unrecorded = item.unrecorded
     return row | {
-        "messages": totals.sent + unrecorded,
-        "delivered": totals.delivered + item.waiting,
+        "messages": totals.sent + unrecorded.arrived + unrecorded.on_the_way,
+        "delivered": totals.delivered + unrecorded.arrived,
         "lost": totals.lost,
-        "bytes": totals.bytes + unrecorded * item.message_bytes,
+        "bytes": totals.bytes + unrecorded.bytes,
     }
 
 

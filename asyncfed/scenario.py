@@ -8,22 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
 import networkx as nx
 import numpy as np
-import torch
 
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
-from asyncfed.network import Lockstep, Timing, Uniform, Weights
-from asyncfed.network.links import Network
+from asyncfed.goals import Goal, check_goal
+from asyncfed.network import Lockstep, Timing, Uniform, VirtualTime, Weights
+from asyncfed.plain import plain_fields
 from asyncfed.problems import Derivatives, Problem
-from asyncfed.protocols import LocalSteps
-from asyncfed.protocols.gossip_bilevel import GossipRounds, check_size
-from asyncfed.protocols.outer import OuterPush, OuterStep, rates_by_part
-from asyncfed.protocols.phase import Phase, ProtocolLike
-from asyncfed.protocols.rounds import ServerProtocol
+from asyncfed.protocols.part import Method, Scene, Sizes
+from asyncfed.registry import registered
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,132 +48,112 @@ class Scenario:
         Steps (in lockstep) or virtual time between evaluations; by default about twenty in a run. For a
         method with a server: outer iterations.
     until
-        End the run at the first evaluation in which these metrics have come so far: {"accuracy": 0.9} (at
-        least), {"loss": 0.1} (a loss or distance: at most). For methods with a server.
+        End the run at the first evaluation in which all these metrics have come so far:
+        {"accuracy": AtLeast(0.9), "loss": AtMost(0.1)}. For methods with a server.
     """
 
     problem: Problem
     topology: nx.Graph
-    protocol: ProtocolLike | ServerProtocol
+    protocol: Method
     timing: Timing = field(default_factory=Lockstep)
     weights: Weights = field(default_factory=Uniform)
     seed: int = 0
     precision: Literal["float32", "float64"] = "float32"
     evaluate_every: float | None = None
-    until: Mapping[str, float] | None = None
+    until: Mapping[str, Goal] | None = None
     name: str = "scenario"
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
 
     @property
     def clients(self) -> int:
         return self.problem.clients
 
 
-def check(scenario: Scenario) -> Network:
-    """Refuse what cannot be run, naming the reason; returns the network, read."""
+def check(scenario: Scenario) -> Scene:
+    """Refuse what cannot be run, naming the reason; returns what the method is to run on."""
+    _check_kinds(scenario)
+    _check_settings(scenario)
+    problem, method, timing = scenario.problem, scenario.protocol, scenario.timing
+    network = timing.network(scenario.topology)
+    derivatives = Derivatives.of(problem)
+    sizes = Sizes(derivatives.inner.d, derivatives.outer.d, problem.clients)
+    scene = Scene(problem, sizes, network, scenario.weights, timing)
+    with_server = method.server is not None
+    if not (with_server and network.server is None):  # which the method itself refuses, with a remedy
+        if network.n - with_server != problem.clients:
+            nodes = f"{network.n - 1} clients and a server" if with_server else f"{network.n} nodes"
+            raise TopologyError(
+                f"the topology has {nodes}, but the problem has {problem.clients} clients; make them equal"
+            )
+        timing.pace(problem.clients)  # refuses what does not fit the clients
+    if method.needs_outer:
+        _require_outer(problem)
+    method.check(scene)
+    return scene
+
+
+def _check_settings(scenario: Scenario) -> None:
+    every, with_server = scenario.evaluate_every, scenario.protocol.server is not None
     if not isinstance(scenario.seed, (int, np.integer)) or isinstance(scenario.seed, bool):
         raise ScenarioError(f"seed is {scenario.seed!r}; it must be a whole number")
     if scenario.precision not in ("float32", "float64"):
         raise ScenarioError(f"precision is {scenario.precision!r}; it must be 'float32' or 'float64'")
-    if scenario.evaluate_every is not None and not 0 < scenario.evaluate_every < float("inf"):
+    if every is not None and not 0 < every < float("inf"):
         raise ScenarioError(
-            f"evaluate_every is {scenario.evaluate_every}; "
-            "it must be finite and above 0, or None for about twenty evaluations"
+            f"evaluate_every is {every}; it must be finite and above 0, or None for about twenty evaluations"
         )
-    if (
-        isinstance(scenario.timing, Lockstep)
-        and scenario.evaluate_every is not None
-        and scenario.evaluate_every % 1
-    ):
-        raise ScenarioError(
-            f"evaluate_every is {scenario.evaluate_every}; in lockstep it is a whole number of steps"
-        )
-    network = scenario.timing.network(scenario.topology)
-    if not isinstance(scenario.protocol, ProtocolLike):
-        _check_server(scenario, network)
-        return network
-    if scenario.until is not None:
+    if every is not None and every % 1:
+        if with_server:
+            raise ScenarioError(
+                f"evaluate_every is {every}; with a server it is a whole number of outer iterations"
+            )
+        if isinstance(scenario.timing, Lockstep):
+            raise ScenarioError(f"evaluate_every is {every}; in lockstep it is a whole number of steps")
+    if scenario.until is None:
+        return
+    if not with_server:
         raise ScenarioError(
             "until is for methods with a server; a protocol among peers makes the steps it says, so give it "
             "fewer, or leave until out"
         )
-    if network.n != scenario.problem.clients:
-        raise TopologyError(
-            f"the topology has {network.n} nodes, but the problem has {scenario.problem.clients} clients; "
-            "make them equal"
-        )
-    scenario.timing.pace(network.n)  # refuses what does not fit the clients
-    phases = scenario.protocol.phases()
-    _check_phases(scenario, phases)
-    for phase in _different(phases):
-        if phase.sends:
-            phase.check(network, scenario.weights, scenario.timing)
-        else:
-            phase.check(network.silent(), Uniform(), scenario.timing)
-    return network
-
-
-def _check_server(scenario: Scenario, network: Network) -> None:
-    """The same for a method with a server."""
-    protocol, clients = scenario.protocol, scenario.problem.clients
-    assert not isinstance(protocol, ProtocolLike)
-    if scenario.evaluate_every is not None and scenario.evaluate_every % 1:
+    if not isinstance(scenario.until, Mapping):
         raise ScenarioError(
-            f"evaluate_every is {scenario.evaluate_every}; with a server it is a whole number of outer "
-            "iterations"
+            f"until is {scenario.until!r}; it must be a mapping such as {{'accuracy': AtLeast(0.9)}}, or None"
         )
-    if getattr(scenario.timing, "horizon", None) is not None:
-        raise ScenarioError(
-            f"a horizon of {getattr(scenario.timing, 'horizon', None)} would cut an outer iteration "
-            "somewhere in the middle; leave it out and give the protocol outer_steps or max_rounds"
-        )
-    if network.server is not None and network.n != clients + 1:
-        raise TopologyError(
-            f"the topology has {network.n - 1} clients and a server, but the problem has {clients} clients; "
-            "make them equal"
-        )
-    protocol.server.check(network, isinstance(scenario.timing, Lockstep))
-    scenario.timing.pace(clients)
-    for name in ("inner", "outer", "local"):
-        steps = getattr(protocol, name, None)
-        if isinstance(steps, LocalSteps):
-            steps.check(clients)
-    if protocol.needs_outer:
-        _require_outer(scenario.problem)
-    for name in scenario.until or ():
+    for name, goal in scenario.until.items():
         if name not in scenario.problem.metrics:
-            raise UnknownNameError("metric in until", name, scenario.problem.metrics)
+            raise UnknownNameError("metric in until", str(name), scenario.problem.metrics)
+        check_goal(name, goal)
 
 
-def _different(phases: tuple[Phase, ...]) -> list[Phase]:
-    """Each phase once: an outer loop repeats its phases."""
-    found: list[Phase] = []
-    for phase in phases:
-        if phase not in found:
-            found.append(phase)
-    return found
+def _check_kinds(scenario: Scenario) -> None:
+    """Every part must be of its kind: neither its name nor its class, say."""
 
-
-def _check_phases(scenario: Scenario, phases: tuple[Phase, ...]) -> None:
-    horizon = getattr(scenario.timing, "horizon", None)
-    if len(phases) > 1 and horizon is not None:
-        raise ScenarioError(
-            f"a horizon of {horizon} would cut a protocol of {len(phases)} phases somewhere "
-            "in the middle of one; leave the horizon out, the protocol says how many steps are made"
-        )
-    for before, phase in pairwise(phases):
-        if phase.estimates and before.judged and before.sends and not before.steps:
-            raise ScenarioError(
-                f"{phase.name} is to estimate p̄ and δ̄ from the inner steps, but {before.name} makes none; "
-                "give it steps, or the method expectations='exact'"
-            )
-    if any(phase.needs_outer for phase in phases):
-        _require_outer(scenario.problem)
-        outer = Derivatives.of(scenario.problem).outer
-        for phase in _different(phases):
-            if isinstance(phase, GossipRounds):
-                check_size(outer.d, Derivatives.of(scenario.problem).inner.d, phase.method.terms)
-            if isinstance(phase, (OuterStep, OuterPush)):
-                rates_by_part(phase.outer_lr, outer, torch.empty(0))  # refuses parts that λ does not have
+    methods = ", ".join(registered("method"))
+    kinds = (
+        ("problem", isinstance(scenario.problem, Problem), "a Problem, such as classification('digits')"),
+        ("topology", isinstance(scenario.topology, nx.Graph), "a networkx graph, such as ring(20)"),
+        (
+            "protocol",
+            isinstance(scenario.protocol, Method) and not isinstance(scenario.protocol, type),
+            f"a method with its parameters, such as SGP(steps=200, lr=0.05): {methods}",
+        ),
+        (
+            "timing",
+            isinstance(scenario.timing, (Lockstep, VirtualTime)),
+            "a timing, Lockstep(…) or VirtualTime(…)",
+        ),
+        (
+            "weights",
+            not isinstance(scenario.weights, type) and hasattr(scenario.weights, "prepare"),
+            "weights: Uniform(), Metropolis(), FastestMixing() or Given(matrix)",
+        ),
+    )
+    for name, fits, allowed in kinds:
+        if not fits:
+            raise ScenarioError(f"{name} is {getattr(scenario, name)!r}; it must be {allowed}")
 
 
 def _require_outer(problem: Problem) -> None:

@@ -32,7 +32,7 @@ def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
         "seed": int(scenario.seed),
         "precision": scenario.precision,
         "evaluate_every": scenario.evaluate_every,
-        "until": None if scenario.until is None else dict(scenario.until),
+        "until": to_data(scenario.until),
     }
 
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from asyncfed import Result, Scenario, Study, Summary, SummaryTable
+from asyncfed import AtLeast, Result, Scenario, Study, Summary, SummaryTable
 from asyncfed.problems import Problem, hyper_representation
 from asyncfed.protocols import AggITD, FedNest, LocalSteps, Neumann, Server
 from scenarios._server_methods import (
@@ -110,7 +110,7 @@ def study(
             topology=star(clients),
             protocol=protocol,
             evaluate_every=1,
-            until=None if full or number == 0 else {"accuracy": goal},
+            until=None if full or number == 0 else {"accuracy": AtLeast(goal)},
             seed=number,
         )
 

@@ -27,8 +27,8 @@ def test_each_layer_imports_only_what_stands_above_it() -> None:
 
 def test_public_names() -> None:
     names = """
-        ActorLostError AsyncfedError DataError DivergenceError HypergradientEstimate Lockstep Progress
-        QuorumError Result
+        ActorLostError AsyncfedError AtLeast AtMost DataError DivergenceError HypergradientEstimate
+        Lockstep Progress QuorumError Result
         RunError RunExistsError Scenario ScenarioError SeriesDivergesError Study StudyProgress StudyResult
         Summary SummaryTable TopologyError Trace TraceError UnknownNameError VirtualTime hypergradient load
         load_study run run_study

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -23,11 +24,33 @@ from asyncfed import (
 )
 from asyncfed.data import client_data_from_lists
 from asyncfed.network import Exponential, Given, LogNormal, Metropolis, Table
-from asyncfed.problems import Problem, classification, quadratic
-from asyncfed.protocols import DSGD, SGP, Diminishing, FedAvg, Local, LocalSteps, PeerFedAvg, StepDecay
+from asyncfed.problems import Problem, bilevel_quadratic, classification, quadratic
+from asyncfed.protocols import (
+    CDBO,
+    DSGD,
+    HGP,
+    PDBO,
+    SGP,
+    VRHGP,
+    AggITD,
+    Diminishing,
+    FedAvg,
+    FedAvgS,
+    FedNest,
+    ITDForward,
+    LFedNestSVRG,
+    Local,
+    LocalSteps,
+    Neumann,
+    PeerFedAvg,
+    Server,
+    StepDecay,
+)
+from asyncfed.protocols.phase import ProtocolLike
 from asyncfed.scenario import check
 from asyncfed.scenario_data import scenario_from_data, scenario_to_data
-from topologies import fully_connected, ring, stochastic_directed, with_links
+from tests.helpers import files_of
+from topologies import fully_connected, ring, star, stochastic_directed, with_links
 
 SCENARIOS = [
     Scenario(
@@ -240,3 +263,72 @@ def test_numpy_numbers_and_infinite_bandwidth_survive_being_written_down() -> No
     assert {(m["loss"], m["bandwidth"]) for _, _, m in again.topology.edges(data=True)} == {
         (0.25, float("inf"))
     }
+
+
+def in_numpy(value: Any) -> Any:
+    """The same with every whole number as NumPy's."""
+    if isinstance(value, tuple):
+        return tuple(in_numpy(item) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [f.name for f in dataclasses.fields(value) if f.init]
+        return dataclasses.replace(value, **{name: in_numpy(getattr(value, name)) for name in fields})
+    return np.int64(value) if type(value) is int else value
+
+
+STEPS = LocalSteps(0.05, steps=2, batch=3)
+PUSH = SGP(steps=4, lr=0.02, batch=3)
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        FedAvg(2, LocalSteps(1, epochs=1, batch=3), Server(quorum=2, attempts=3), max_rounds=50),
+        FedNest(2, STEPS, STEPS, inner_rounds=2, neumann=Neumann(3, 0.2, "fixed"), server=Server((0, 1, 2))),
+        LFedNestSVRG(2, LocalSteps(Diminishing(0.05, after=2), steps=[1, 2, 3, 1]), STEPS),
+        FedAvgS(2, STEPS, LocalSteps(StepDecay(0.1, at=(1,)), steps=2, batch=3)),
+        AggITD(2, STEPS, STEPS, inner_rounds=2, scale=0.2, q=1, batch=3),
+        SGP(steps=3, lr=1, batch=2),
+        DSGD(steps=3, lr=0.02),
+        PDBO(PUSH, VRHGP(2, batch=3), outer_steps=2),
+        PDBO(PUSH, ITDForward(), outer_steps=1),
+        CDBO(PUSH, HGP(2), outer_steps=2),
+    ],
+    ids=lambda protocol: type(protocol).__name__,
+)
+def test_whole_numbers_of_numpy_are_whole_numbers(protocol: Any, tmp_path: Path) -> None:
+    scenario = Scenario(
+        problem=bilevel_quadratic(clients=4, dimension=3, outer_dimension=2, noise=0.3, samples=8),
+        topology=fully_connected(4) if isinstance(protocol, ProtocolLike) else star(4),
+        protocol=protocol,
+        precision="float64",
+        seed=3,
+        evaluate_every=1,
+    )
+    changes = {name: in_numpy(getattr(scenario, name)) for name in ("protocol", "seed", "evaluate_every")}
+    results = [
+        run(one, out=tmp_path / name)
+        for name, one in (("plain", scenario), ("numpy", dataclasses.replace(scenario, **changes)))
+    ]
+    assert files_of(results[0].path) == files_of(results[1].path)
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "allowed"),
+    [
+        ("problem", "digits", "it must be a Problem"),
+        ("topology", "ring", "it must be a networkx graph"),
+        (
+            "protocol",
+            "sgp",
+            r"'sgp'; it must be a method .*: SGP, DSGD, .*FedAvg, .*GossipBilevel",
+        ),
+        ("protocol", SGP, "it must be a method with its parameters"),
+        ("protocol", HGP(3), "it must be a method with its parameters"),
+        ("timing", "lockstep", r"Lockstep\(…\) or VirtualTime\(…\)"),
+        ("weights", "metropolis", r"Uniform\(\), Metropolis\(\)"),
+    ],
+)
+def test_a_part_that_is_of_another_kind_is_refused(part: str, given: object, allowed: str) -> None:
+    scenario = Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=SGP(steps=1, lr=0.1))
+    with pytest.raises(ScenarioError, match=f"{part} is .*{allowed}"):
+        run(dataclasses.replace(scenario, **{part: given}))  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ _PLAIN: dict[str, tuple[tuple[type, ...], str]] = {
     "seed": ((int,), "a whole number"),
     "precision": ((str,), "float32 or float64"),
     "evaluate_every": ((int, float, type(None)), "a number or None"),
-    "until": ((dict, type(None)), "a mapping such as {'accuracy': 0.9}, or None"),
+    "until": ((dict, type(None)), "a mapping such as {'accuracy': AtLeast(0.9)}, or None"),
     "name": ((str,), "text"),
 }
 _KINDS = {
@@ -123,6 +123,8 @@ def _understood(value: Any, key: str) -> Any:
 
 
 def _whole_part(part: str, value: Any) -> Any:
+    if part == "until" and isinstance(value, str):
+        value = _understood(value, part)
     if part in _PLAIN:
         allowed, words = _PLAIN[part]
         if not isinstance(value, allowed) or isinstance(value, bool):

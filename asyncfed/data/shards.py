@@ -86,7 +86,9 @@ class ClientShards:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """The three splits of every client's samples; `validation` and `test` may be empty."""
+    """The three splits of every client's samples; every client has training samples, the other two may be
+    empty.
+    """
 
     train: ClientShards
     validation: ClientShards
@@ -99,6 +101,12 @@ class ClientData:
             raise DataError(
                 f"the splits have different numbers of clients: {clients}; "
                 "give every split one shard per client"
+            )
+        empty = np.flatnonzero(self.train.sizes == 0)
+        if len(empty):
+            raise DataError(
+                f"client {empty[0]} has no training samples ({len(empty)} such clients in all); every client "
+                "needs at least one: leave the client out or give it some"
             )
 
     @property
@@ -121,9 +129,6 @@ def client_data_from_lists(
 ) -> ClientData:
     """Client data from one tuple of tensors per client (sample axis first); a split left out is empty."""
     packed = _pack(train, "train")
-    for client, size in enumerate(packed.sizes):
-        if size == 0:
-            raise DataError(f"client {client} has no training samples; leave the client out or give it some")
     nothing = ClientShards(tuple(t[:0] for t in packed.tensors), np.zeros_like(packed.sizes))
     return ClientData(
         packed,

@@ -1,4 +1,4 @@
-"""A server among its clients: whom it asks, and how long it waits. What comes of it is in `schedules.asked`."""
+"""A server among its clients: whom it asks, and how long it waits; the rest is in `schedules.asked`."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ Weights: TypeAlias = Uniform | Metropolis | FastestMixing | Given
 
 class PullShares:
     """1 / (messages that arrived + 1), for each of them and for what the receiver holds itself: weights that
-    sum to one at every receiver (row-stochastic), whatever was lost, where a sender's sum to one at the sender.
+    sum to one at every receiver (row-stochastic), whatever was lost; a sender's sum to one at the sender.
     """
 
     by_receiver = True
@@ -148,7 +148,8 @@ class PullShares:
         self._network = network
 
     def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
-        keep = 1.0 / (1.0 + np.bincount(self._network.receivers, up, minlength=self._network.n))
+        arrived = np.bincount(self._network.receivers, up, minlength=self._network.n)
+        keep: FloatArray = 1.0 / (1.0 + arrived.astype(np.float64))
         return keep[self._network.receivers] * up, keep
 
     def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:

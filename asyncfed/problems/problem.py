@@ -30,6 +30,14 @@ Loss = Callable[[Any, Any, Batch], Tensor]
 Init = Callable[[torch.Generator], Params]
 OuterSplit = Literal["train", "validation"]
 
+OWN_COLUMNS = frozenset(
+    {
+        "phase", "step", "outer_step", "virtual_time", "train_loss", "accuracy_p10", "consensus",
+        "messages", "delivered", "lost", "bytes", "u", "client", "steps", "samples",
+    }
+)  # fmt: skip
+"""What a run writes beside a problem's metrics (and `validation_…`), so no metric can be called so."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -76,9 +84,16 @@ class Problem:
 
     `inner` and `outer` are whatever `init_inner` and `init_outer` return: a dict of tensors or a single
     tensor. A batch is a tuple of tensors with a leading sample axis. A metric maps (inner, outer, batch) to
-    one value per sample. A problem with one level leaves out `outer_loss` (then it is `inner_loss`) and
-    `init_outer` (then there is no outer variable). `vectorize=False` runs clients one by one instead of
-    through vmap, for functions that vmap cannot do or does slowly.
+    one value per sample; its name is a column of the results, so it is none of `OWN_COLUMNS`. A problem with
+    one level leaves out `outer_loss` (then it is `inner_loss`) and `init_outer` (then there is no outer
+    variable). `vectorize=False` runs clients one by one instead of through vmap, for functions that vmap
+    cannot do or does slowly.
+
+    Losses and metrics are pure functions of (inner, outer, batch): the same arguments, the same values,
+    however often and for whichever clients they are called. What they read besides must not change while a
+    run goes, for the operations of a loss may be recorded and run again without calling it. Where they are, a
+    loss that changed is refused, at the latest after some hundred steps; clients that compute one by one
+    (`vectorize=False`, or alone in their actor) call it every time, and nobody notices.
 
     A loss is a mean over the samples of its batch, plus terms that do not depend on the batch (such as weight
     decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
@@ -111,6 +126,14 @@ class Problem:
             raise ScenarioError(
                 f"outer_split is {self.outer_split!r}; the outer loss is over 'train' or 'validation' samples"
             )
+        for metric in self.metrics:
+            if metric in OWN_COLUMNS or metric.startswith("validation_"):
+                raise ScenarioError(
+                    f"a metric of problem {self.name!r} is called {metric!r}, as a column of every run is; "
+                    "give it another name (not validation_…, nor one of "
+                    + ", ".join(sorted(OWN_COLUMNS))
+                    + ")"
+                )
 
     @property
     def clients(self) -> int:

@@ -27,7 +27,7 @@ _SAMPLES = 4096  # of all clients together, whose activations stay alive at a ti
 
 
 class Home:
-    """A block's data and derivatives; `clients` are the numbers of its nodes, `n` counts the run's clients."""
+    """A block's data and derivatives; `clients` are the numbers of its nodes, `n` how many the run has."""
 
     def __init__(
         self,
@@ -96,13 +96,13 @@ class At:
         numbers: IntArray | None = None,
         size: int | None = 1,
         room: dict[str, Tensor] | None = None,
-        versions: dict[str, int] | None = None,
     ) -> None:
         self.home, self.rows, self.steps = home, rows, steps
         self.numbers = steps if numbers is None else numbers  # of the steps in the run: what draws go by
-        self._size, self._batch = size, None
+        self._size = size
+        self._batch: tuple[Tensor, ...] | None = None
         self.room = {} if room is None else room
-        self._versions = versions or {}
+        self._versions: dict[int, int] = {}
 
     @property
     def derivatives(self) -> Derivatives:
@@ -195,7 +195,7 @@ class At:
 
     def knows(self, versions: dict[int, int]) -> None:
         """Which tensors (by identity) are which versions of the server's variables."""
-        object.__setattr__(self, "_versions", versions)
+        self._versions = versions
 
     def _version_of(self, x: Tensor) -> int | None:
         return self._versions.get(id(x))

@@ -233,6 +233,7 @@ class Backward(Part):
     kind = "hypergradient"
     judged = False
     needs_outer = True
+    passes_on = ("omega", "hypergradient", "history")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -295,6 +296,7 @@ class Backward(Part):
             made = self._round(at.derivatives, roles[0], inbox, memory, batch, at.room)
         else:
             made = self._some_of_each(at.derivatives, roles, inbox, memory, at.batch)
+        made.report["u_start"] = made.report["u"] * torch.from_numpy(at.steps == 0).to(memory["x"])
         if self.method.record and "v" in made.memory:
             made.memory["history"] = self._written(memory["history"], made.memory["v"], roles, at.steps)
         return made
@@ -357,15 +359,15 @@ class Backward(Part):
         return [Role.OPEN if before and step == 0 else (odd if step % 2 else even) for step in steps.tolist()]
 
     def watch(self, reports: Reports, clients: int) -> None:
-        sizes = [report["u"] for report in reports if "u" in report]
-        if not sizes:
+        made = [report for report in reports if report]
+        if not made:
             return
-        start, largest = float(sizes[0][:clients].max()), max(float(size.max()) for size in sizes)
-        over = sum(map(len, sizes)) >= clients * self.steps
-        if over:
-            last = float(sizes[-1][-clients:].max())
-        if start > 0 and (largest > _GROWTH * start or (over and last > _GROWTH_AT_THE_END * start)):
-            raise SeriesDivergesError(self.name, start, largest, self.lr)
+        sizes = np.concatenate([report["u"] for report in made])
+        start = max(float(report["u_start"].max()) for report in made)
+        over = len(sizes) >= clients * self.steps
+        last = float(sizes[-clients:].max()) if over else 0.0
+        if start > 0 and (sizes.max() > _GROWTH * start or last > _GROWTH_AT_THE_END * start):
+            raise SeriesDivergesError(self.name, start, float(sizes.max()), self.lr)
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
         return Judged(memory["x"], memory["lam"])

@@ -108,6 +108,7 @@ class _Along(Part):
     inner: SGP
 
     needs_outer = True
+    passes_on = ("z", "omega", "U", "trajectory")
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -182,6 +183,7 @@ class _Gather(Part):
     batch = 1
     judged = False
     needs_outer = True
+    passes_on = ("hypergradient",)
 
     @property
     def sends(self) -> bool:  # type: ignore[override]
@@ -260,6 +262,7 @@ class _Back(Part):
     kind = "itd-backward"
     judged = False
     needs_outer = True
+    passes_on = ("hypergradient",)
 
     @property
     def steps(self) -> int:  # type: ignore[override]

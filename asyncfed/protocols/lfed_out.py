@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError
+from asyncfed.plain import plain_fields
 from asyncfed.problems.threads import worthwhile_threads
-from asyncfed.protocols.part import whole
 from asyncfed.protocols.at import Samples
+from asyncfed.protocols.part import whole
 from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
 from asyncfed.registry import register
 
@@ -55,6 +56,7 @@ class LocalSteps:
     divide: bool = False
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_rate(self.lr)
         if self.steps is not None and self.epochs is not None:
             raise ScenarioError(

@@ -82,6 +82,7 @@ class OuterStep(Part):
     judged = False
     needs_outer = True
     ends_outer_step = True
+    passes_on = ("hypergradient", "adam_mean", "adam_square", "adam_steps")
 
     def check(self, scene: Scene) -> None:
         check_parts_of_rate(self.outer_lr, scene)
@@ -142,6 +143,7 @@ class OuterPush(Part):
     judged = False
     needs_outer = True
     ends_outer_step = True
+    passes_on = ("hypergradient", "outer_z", "outer_omega")
 
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)

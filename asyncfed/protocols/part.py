@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -78,7 +78,8 @@ class Declared(Tensors):
 
     def __missing__(self, name: str) -> Tensor:
         raise RunError(
-            f"{self._whose} reads {name!r}, which it does not declare; it declares {', '.join(self) or 'nothing'}"
+            f"{self._whose} reads {name!r}, which it does not declare; it declares "
+            f"{', '.join(self) or 'nothing'}"
         )
 
 
@@ -154,7 +155,34 @@ class Judged:
     outer: Tensor
 
 
-class Part:
+class Act:
+    """What nodes do, as far as a block sees it: a `Part` among peers, or a `Round` with a server."""
+
+    asks: bool = False  # whether a server asks clients for it
+    batch: int | None = 1
+    each: tuple[str, ...] = ()
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        """What a message holds: names and lengths."""
+        raise AssertionError("everything says what it exchanges")
+
+    def remembered(self, sizes: Sizes) -> dict[str, int]:
+        """What a client keeps from round to round, of methods with a server: names and lengths."""
+        return {}
+
+    def samples_of(self, steps: Steps) -> Steps:
+        """Whose minibatch a step uses: its own, unless it goes back over older steps."""
+        return steps
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        raise AssertionError("everything says what a step is")
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        """What its clients are to be judged by."""
+        raise AssertionError("whatever is judged says by what")
+
+
+class Part(Act):
     """What most parts among peers answer; a part is a frozen dataclass that says what is particular about it.
 
     Attributes
@@ -179,53 +207,33 @@ class Part:
         Whether it makes sense only for a problem with an outer variable.
     ends_outer_step
         Whether the outer variable has been stepped when it is over.
+    passes_on
+        What it takes from or leaves to other parts, beside the inner and the outer variable.
     """
 
     name: str
     kind: str
     steps: int
-    batch: int | None = 1
     sends: bool = True
-    each: tuple[str, ...] = ()
     closing: bool = False
     judged: bool = True
     estimates: bool = False
     needs_outer: bool = False
     ends_outer_step: bool = False
-    asks: bool = False  # whether a server asks clients for it: see `rounds`
+    passes_on: tuple[str, ...] = ()
 
     def check(self, scene: Scene) -> None:
         """Refuse a problem, network or timing that breaks an assumption."""
-        return None
-
-    def carries(self, sizes: Sizes) -> dict[str, int]:
-        """What a message holds: names and lengths."""
-        raise AssertionError("every part says what it exchanges")
-
-    def remembered(self, sizes: Sizes) -> dict[str, int]:
-        """What a client keeps from round to round, of methods with a server: names and lengths."""
-        return {}
 
     def mixing(self, scene: Scene, learned: Expectations | None) -> Mixing:
         """How what it exchanges is weighed: by default all of it by the scenario's weights."""
         return ((tuple(self.carries(scene.sizes)), scene.weights.prepare(scene.network)),)
 
-    def samples_of(self, steps: Steps) -> Steps:
-        """Whose minibatch a step uses: its own, unless it goes back over older steps."""
-        return steps
-
     def start(self, at: At, carried: Tensors) -> Start:
         raise AssertionError("every part says how it starts")
 
-    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
-        raise AssertionError("every part says what a step is")
-
     def watch(self, reports: Reports, clients: int) -> None:
         """Stop a part that goes wrong: called now and then with what its steps have reported so far."""
-        return None
-
-    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
-        raise AssertionError("every part says what its clients are to be judged by")
 
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         """What the next part, or the result, gets beside what was carried before."""
@@ -247,6 +255,10 @@ class AmongPeers:
     @property
     def needs_outer(self) -> bool:
         return any(part.needs_outer for part in self.parts())
+
+    @property
+    def passes_on(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts() for name in part.passes_on)
 
     def check(self, scene: Scene) -> None:
         check_parts(self.parts(), scene)
@@ -289,11 +301,15 @@ class Method(Protocol):
     def needs_outer(self) -> bool:
         """Whether it makes sense only for a problem with an outer variable."""
 
+    @property
+    def passes_on(self) -> tuple[str, ...]:
+        """The variables beside inner and outer that a run of it leaves, or may begin with."""
+
     def check(self, scene: Scene) -> None:
         """Refuse what it cannot run on, naming the reason and a remedy."""
 
-    def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
-        """Its parts in order, an outer iteration at a time."""
+    def iterations(self, streams: Streams) -> Iterator[tuple[Any, ...]]:
+        """Its parts or rounds in order, an outer iteration at a time."""
 
 
 def whole(value: object) -> bool:

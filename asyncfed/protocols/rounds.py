@@ -28,8 +28,9 @@ from torch import Tensor
 from asyncfed.errors import RunError, ScenarioError
 from asyncfed.network.server import Server
 from asyncfed.network.timing import Lockstep
+from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At, Level
-from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Step, Tensors, whole
+from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Step, Tensors, whole
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
@@ -55,7 +56,7 @@ class Answer:
     memory: Tensors = field(default_factory=dict)
 
 
-class Round(Part):
+class Round(Act):
     """What most rounds answer; a round is a frozen dataclass that says what is particular about it.
 
     Attributes
@@ -107,7 +108,6 @@ class Round(Part):
         return {name: lengths[name] for name in self.answers}
 
     def remembered(self, sizes: Sizes) -> dict[str, int]:
-        """What a client keeps: names and lengths."""
         lengths = self.lengths(sizes)
         return {name: lengths[name] for name in self.remembers}
 
@@ -197,11 +197,8 @@ class FreshStart(Round):
 
 
 @dataclass(frozen=True)
-class JudgedByServer(Part):
+class JudgedByServer(Act):
     """Everybody is judged by the server's variables."""
-
-    name = kind = "server"
-    steps = 0
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {}
@@ -220,7 +217,8 @@ class WithServer:
     max_rounds: int | None = None
     start: Literal["warm", "fresh"] = "warm"
     opening: ClassVar[Round] = Opening()
-    judging: ClassVar[Part] = JudgedByServer()
+    judging: ClassVar[Act] = JudgedByServer()
+    passes_on: ClassVar[tuple[str, ...]] = ("h", "p", "q", "z", "sum")
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         """The rounds of an outer iteration."""
@@ -234,7 +232,7 @@ class WithServer:
     def needs_outer(self) -> bool:
         return True
 
-    def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
+    def iterations(self, streams: Streams) -> Iterator[tuple[Round, ...]]:
         for iteration in range(self.outer_steps):
             fresh = (FreshStart(),) if self.start == "fresh" and iteration else ()
             yield (*fresh, *self.rounds(iteration, streams))
@@ -261,6 +259,7 @@ def draw_whole(streams: Streams, what: str, iteration: int, below: int) -> int:
 
 def check_server_protocol(protocol: object) -> None:
     """Refuse what no server-based method can have."""
+    plain_fields(protocol)
     for name, least in (("outer_steps", 0), ("inner_rounds", 1), ("max_rounds", 1), ("batch", 1)):
         value = getattr(protocol, name, None)
         if value is not None and (not whole(value) or value < least):

@@ -24,6 +24,7 @@ import torch
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.links import require_strongly_connected
+from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
 from asyncfed.protocols.part import (
     AmongPeers,
@@ -69,8 +70,10 @@ class SGP(Part, AmongPeers):
     name = "sgp"
     kind = "push"
     needs_outer = False
+    passes_on = ("z", "omega")
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         if not whole(self.steps) or self.steps < 0:
             raise ScenarioError(f"steps is {self.steps!r}; it must be a whole number, at least 0")
         if self.order not in ("4a", "4b"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from asyncfed.network.waves import Snapshot, Wave
-from asyncfed.protocols.part import Part, Tensors
+from asyncfed.protocols.part import Act, Part, Tensors
 from asyncfed.runtime.block import Measurement, Reports
 
 
@@ -30,14 +30,14 @@ class Backend(Protocol):
     def begin(self, part: Part, first_step: int) -> None:
         """Open a part among peers on every block."""
 
-    def run(self, wave: Wave, round: Part | None = None) -> None:
+    def run(self, wave: Wave, round: Act | None = None) -> None:
         """Execute a wave, or put it on its way: of a round, or of the part that is open."""
 
     def reports(self) -> Reports:
         """What the steps since the last call reported, in the order of the waves."""
 
     def measure(
-        self, snapshot: Snapshot, *, judging: Part | None = None, validation: bool = False
+        self, snapshot: Snapshot, *, judging: Act | None = None, validation: bool = False
     ) -> list[Measurement]:
         """What the clients are worth: by the open part, or by what a method with a server says."""
 

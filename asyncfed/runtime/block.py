@@ -32,7 +32,7 @@ from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.problems.problem import Init, Problem
 from asyncfed.protocols.at import At, Home
-from asyncfed.protocols.part import Declared, Inbox, Judged, Messages, Part, Sizes, Step, Tensors
+from asyncfed.protocols.part import Act, Declared, Inbox, Judged, Messages, Part, Sizes, Step, Tensors
 from asyncfed.rng import Streams
 from asyncfed.runtime.exchange import Away, BlockWave, Incoming, Sum, Taken
 from asyncfed.runtime.pool import Mixing, Pool
@@ -66,7 +66,7 @@ class Observation:
     steps: IntArray
     absorbed: Tensors
     made: Step
-    part: Part
+    part: Act
 
 
 Tap = Callable[[Observation], None]
@@ -137,7 +137,7 @@ class Block:
         row_bytes = sum(t[:1].nbytes for t in start.absorbed.values())
         self._chunk = max(1, CHUNK_BYTES // max(1, row_bytes))
 
-    def run(self, wave: BlockWave, parcels: Sequence[Tensors] = (), part: Part | None = None) -> Reports:
+    def run(self, wave: BlockWave, parcels: Sequence[Tensors] = (), part: Act | None = None) -> Reports:
         """Absorb, compute, emit; returns the part's report. `part` is a round; None for the open part."""
         self._part_of(part)
         incoming = wave.incoming
@@ -170,7 +170,7 @@ class Block:
         incoming: Incoming,
         parcels: Sequence[Tensors] = (),
         *,
-        part: Part | None = None,
+        part: Act | None = None,
         validation: bool = False,
     ) -> Measurement:
         """Judge everybody's present variables on the test samples (where there are none, on the next best),
@@ -206,7 +206,9 @@ class Block:
         """Close the part: absorb what has arrived, compute once more where the part wants it, and store the
         outcome for the next. `steps` says how many steps each client has made.
         """
-        part = self._part_of(None)
+        self._part_of(None)
+        part = self._part
+        assert part is not None, "a part among peers is begun first"
         inbox = self._absorb(incoming, parcels, consume=False)
         everyone = np.arange(self.k, dtype=np.int64)
         if part.closing:
@@ -298,9 +300,7 @@ class Block:
                 total.addmm_(torch.from_numpy(matrix).to(total), value)
         return total
 
-    def _single_messages(
-        self, incoming: Incoming, parcels: Sequence[Tensors]
-    ) -> Callable[[str], Messages]:
+    def _single_messages(self, incoming: Incoming, parcels: Sequence[Tensors]) -> Callable[[str], Messages]:
         def each(name: str) -> Messages:
             rows, senders, weights, values = [], [], [], []
             for channel in incoming.channels:
@@ -313,8 +313,10 @@ class Block:
                     weights.append(home.weights)
                     values.append(self._pool.take((name,), home.sources)[name])
                 for piece in channel.away:
-                    assert piece.rows is not None and piece.columns is not None
-                    assert piece.senders is not None and piece.weights is not None
+                    assert piece.rows is not None
+                    assert piece.columns is not None
+                    assert piece.senders is not None
+                    assert piece.weights is not None
                     rows.append(piece.rows)
                     senders.append(piece.senders)
                     weights.append(piece.weights)
@@ -344,7 +346,9 @@ class Block:
 
     def _compute_whole(self, inbox: Inbox, wave: BlockWave) -> Reports:
         """Every client of the block makes a step among peers: results are written where they will stay."""
-        part = self._part_of(None)
+        self._part_of(None)
+        part = self._part
+        assert part is not None, "a part among peers is begun first"
         room = {key: self._buffer(key, self.k, y.shape[1]) for key, y in inbox.items()}
         payload: Tensors = {}
         residue: dict[str, Tensor | None] = dict.fromkeys(inbox)
@@ -357,9 +361,7 @@ class Block:
                 payload[key] = self._keep(made.payload[key], places, payload.get(key), (inbox[key], *home))
                 if key in made.residue:
                     home = () if payload[key] is room[key] else (room[key],)
-                    residue[key] = self._keep(
-                        made.residue[key], places, residue[key], home, like=inbox[key]
-                    )
+                    residue[key] = self._keep(made.residue[key], places, residue[key], home, like=inbox[key])
                 else:
                     without[key].append(places)
             self._note(made, places, rows, reports, len(wave.emits))
@@ -425,7 +427,7 @@ class Block:
 
     def _step(
         self,
-        part: Part,
+        part: Act,
         inbox: Inbox,
         places: slice | Tensor,
         rows: IntArray,
@@ -447,7 +449,7 @@ class Block:
             self._tap(Observation(self.clients[rows], steps, seen, made, part))
         return made
 
-    def _memory_of(self, part: Part, rows: IntArray) -> Tensors:
+    def _memory_of(self, part: Act, rows: IntArray) -> Tensors:
         """What these nodes keep, guarded: it is not to be changed in place."""
         whose = type(part).__name__
         if part is self._part:
@@ -464,7 +466,7 @@ class Block:
         self._handed = [(key, value, value._version) for key, value in memory.items()]
         return memory
 
-    def _remembered(self, part: Part) -> Tensors:
+    def _remembered(self, part: Act) -> Tensors:
         """What the clients keep between rounds; zero before the first."""
         kept: Tensors = {}
         for name, length in part.remembered(self._sizes).items():
@@ -473,7 +475,7 @@ class Block:
             kept[name] = self.store[name]
         return kept
 
-    def _strictly(self, part: Part, at: At, inbox: Inbox, memory: Tensors) -> Step:
+    def _strictly(self, part: Act, at: At, inbox: Inbox, memory: Tensors) -> Step:
         """The step on copies, which are spoilt when it is over."""
         lent = inbox.with_values({key: _copy(value) for key, value in inbox.items()})
         own = Declared(type(part).__name__, {key: value.clone() for key, value in memory.items()})
@@ -512,9 +514,7 @@ class Block:
         target[places] = chunk
         return target
 
-    def _note(
-        self, made: Step, places: slice | Tensor, rows: IntArray, reports: Reports, count: int
-    ) -> None:
+    def _note(self, made: Step, places: slice | Tensor, rows: IntArray, reports: Reports, count: int) -> None:
         memory = self._memory if self._current is self._part else self.store
         for key, value in made.memory.items():
             self._remember(memory[key], rows, value)
@@ -530,7 +530,7 @@ class Block:
 
     # --- small things --------------------------------------------------------------------------------
 
-    def _part_of(self, round: Part | None) -> Part:
+    def _part_of(self, round: Act | None) -> Act:
         """The part at work: the round given, or else the part that is open."""
         part = self._part if round is None else round
         assert part is not None, "a part among peers is begun first"
@@ -574,7 +574,7 @@ class Block:
 
     # --- checks --------------------------------------------------------------------------------------
 
-    def _check_step(self, part: Part, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray) -> None:
+    def _check_step(self, part: Act, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray) -> None:
         """What a step returns is what its part declares, its memory is as it was, and all of it is finite."""
         for key, value, version in self._handed:
             if value._version != version:
@@ -586,7 +586,7 @@ class Block:
             self._require_declared(part, made.payload, "sends")
         self._check_finite(part, made, inbox, rows, steps)
 
-    def _require_declared(self, part: Part, values: Tensors, what: str) -> None:
+    def _require_declared(self, part: Act, values: Tensors, what: str) -> None:
         if self._carries.keys() != values.keys() or any(
             values[name].shape[1] != length for name, length in self._carries.items()
         ):
@@ -597,9 +597,7 @@ class Block:
                 "the part declares (`carries`, or a round's `answers`) must be the same"
             )
 
-    def _check_finite(
-        self, part: Part, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray
-    ) -> None:
+    def _check_finite(self, part: Act, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray) -> None:
         """What a step reports, and whatever it made anew, must be finite: so whoever made it is named, in the
         very step, before anybody absorbs it.
         """

@@ -1,4 +1,4 @@
-"""The local backend: all clients in one block in this process, and the server, where there is one, in another."""
+"""The local backend: all clients in one block in this process, and the server, if any, in another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from asyncfed.network.waves import Absorption, Snapshot, Wave
 from asyncfed.problems.problem import Problem
 from asyncfed.problems.threads import WORTH_SHARING
-from asyncfed.protocols.part import Part, Tensors
+from asyncfed.protocols.part import Act, Part, Tensors
 from asyncfed.runtime.backend import Placement
 from asyncfed.runtime.block import Block, FloatArray, Measurement, Reports, Tap
 from asyncfed.runtime.exchange import BlockWave, Exchange, Incoming, Need, Object, Taken, Task
@@ -61,9 +61,17 @@ class LocalBackend:
         if server:
             self._blocks.append(
                 Block(
-                    without_data(problem), np.array([n]), seed=seed, dtype=dtype, device=chosen, tap=tap,
-                    n=n, initial=given, server=True, strict=strict,
-                )  # fmt: skip
+                    without_data(problem),
+                    np.array([n]),
+                    seed=seed,
+                    dtype=dtype,
+                    device=chosen,
+                    tap=tap,
+                    n=n,
+                    initial=given,
+                    server=True,
+                    strict=strict,
+                )
             )
             self._exchange = Exchange(((0, n), (n, n + 1)))
         self._objects: dict[int, Tensors] = {}
@@ -80,7 +88,7 @@ class LocalBackend:
         self._clients.begin(part, first_step)
 
     @torch.no_grad()
-    def run(self, wave: Wave, round: Part | None = None) -> None:
+    def run(self, wave: Wave, round: Act | None = None) -> None:
         if self._exchange is None:
             alone = BlockWave(_incoming(wave.absorption), wave.steps, wave.emits, wave.released)
             self._note(self._clients.run(alone, part=round))
@@ -102,7 +110,7 @@ class LocalBackend:
         return collected
 
     def measure(
-        self, snapshot: Snapshot, *, judging: Part | None = None, validation: bool = False
+        self, snapshot: Snapshot, *, judging: Act | None = None, validation: bool = False
     ) -> list[Measurement]:
         task = self._task(snapshot)
         return [
@@ -141,9 +149,7 @@ class LocalBackend:
 
 def _incoming(absorption: Absorption) -> Incoming:
     """Of a block that is everybody."""
-    return Incoming(
-        absorption.nodes, tuple(Taken(channel.names, channel) for channel in absorption.channels)
-    )
+    return Incoming(absorption.nodes, tuple(Taken(channel.names, channel) for channel in absorption.channels))
 
 
 def final_of(decides: Tensors, remembered: Tensors) -> Tensors:

@@ -1,8 +1,8 @@
 """The loop of a run: a method's parts, the schedules that say who steps when, and a backend that executes it.
 
-    among peers     a part is opened on all blocks, its schedule played to the end, and closed
-    with a server   a part is a round (or something that the server does alone): the waves of one schedule,
-                    which lasts for the whole run
+among peers     a part is opened on all blocks, its schedule played to the end, and closed
+with a server   a part is a round (or something that the server does alone): the waves of one schedule,
+                which lasts for the whole run
 """
 
 from __future__ import annotations
@@ -128,9 +128,7 @@ def _schedule(
     if every is None:
         every = timing.snapshot_interval(max(1, part.steps))
     mixing = part.mixing(scene, learned)
-    return iter(
-        timing.among_peers(scene.network, mixing, stage.streams, talk, stage.recorder, every, tally)
-    )
+    return iter(timing.among_peers(scene.network, mixing, stage.streams, talk, stage.recorder, every, tally))
 
 
 def _bytes(part: Part, stage: Stage) -> int:

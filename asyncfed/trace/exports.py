@@ -19,7 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from asyncfed.trace.columns import MESSAGES, SCHEMAS, schema_for
-from asyncfed.trace.files import open_chunk, read_chunks
+from asyncfed.trace.files import Chunk, open_chunk, read_chunks
 
 
 def in_order(messages: pa.Table) -> pa.Table:
@@ -27,38 +27,38 @@ def in_order(messages: pa.Table) -> pa.Table:
     return messages.take(np.lexsort(keys))
 
 
-def sorted_chunks(paths: Sequence[Path], nodes: int) -> Iterator[pa.Table]:
+def sorted_chunks(files: Sequence[Chunk], nodes: int) -> Iterator[pa.Table]:
     """All messages in canonical order, piece by piece."""
-    first_sent = [_first_sent(path, nodes) for path in paths]
+    first_sent = [_first_sent(file, nodes) for file in files]
     later = np.minimum.accumulate([*first_sent, np.inf][::-1])[::-1][1:]
     held = SCHEMAS[MESSAGES].empty_table()
-    for chunk, horizon in zip(read_chunks(paths, MESSAGES, nodes), later, strict=True):
+    for chunk, horizon in zip(read_chunks(files, MESSAGES, nodes), later, strict=True):
         held = in_order(pa.concat_tables([held, chunk.replace_schema_metadata()]).unify_dictionaries())
         final = int(np.searchsorted(held["sent_at"].to_numpy(), horizon))
         yield held.slice(0, final)
         held = held.slice(final)
 
 
-def all_messages(paths: Sequence[Path], nodes: int, server: int | None) -> pa.Table:
+def all_messages(files: Sequence[Chunk], nodes: int, server: int | None) -> pa.Table:
     """All messages in canonical order, in memory."""
     schema = schema_for(MESSAGES, nodes, server)
-    tables = [schema.remove_metadata().empty_table(), *sorted_chunks(paths, nodes)]
+    tables = [schema.remove_metadata().empty_table(), *sorted_chunks(files, nodes)]
     return pa.concat_tables(tables).unify_dictionaries().replace_schema_metadata(schema.metadata)
 
 
-def write_csv(paths: Sequence[Path], nodes: int, target: Path) -> None:
+def write_csv(files: Sequence[Chunk], nodes: int, target: Path) -> None:
     plain = pa.schema([(field.name, _plain_type(field.type)) for field in SCHEMAS[MESSAGES]])
 
     def pieces() -> Iterator[pa.Table]:
-        for piece in sorted_chunks(paths, nodes):
+        for piece in sorted_chunks(files, nodes):
             yield pa.table([piece[field.name].cast(field.type) for field in plain], schema=plain)
 
     _write(target, lambda path: pa.csv.CSVWriter(path, plain), pieces())
 
 
-def write_parquet(paths: Sequence[Path], nodes: int, server: int | None, target: Path) -> None:
+def write_parquet(files: Sequence[Chunk], nodes: int, server: int | None, target: Path) -> None:
     schema = schema_for(MESSAGES, nodes, server)
-    pieces = (piece.replace_schema_metadata(schema.metadata) for piece in sorted_chunks(paths, nodes))
+    pieces = (piece.replace_schema_metadata(schema.metadata) for piece in sorted_chunks(files, nodes))
     _write(target, lambda path: pq.ParquetWriter(path, schema, compression="zstd"), pieces)
 
 
@@ -75,8 +75,8 @@ def _write(
         temporary.unlink(missing_ok=True)
 
 
-def _first_sent(path: Path, nodes: int) -> float:
-    with open_chunk(path, MESSAGES, nodes) as chunk:
+def _first_sent(file: Chunk, nodes: int) -> float:
+    with open_chunk(file, MESSAGES, nodes) as chunk:
         groups = (chunk.metadata.row_group(number) for number in range(chunk.num_row_groups))
         column = SCHEMAS[MESSAGES].get_field_index("sent_at")
         return min(float(group.column(column).statistics.min) for group in groups)

@@ -1,19 +1,53 @@
-"""Finds the chunks of a trace and opens them; whatever is not one is refused by name."""
+"""Finds the chunks of a trace and opens them; whatever is not one is refused by name.
+
+A tail counts only as long as its chunk is not there. It is read into memory when it is found: while a run
+goes, it is replaced by a longer one, and by its chunk in the end, which begins with the same rows.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncfed.errors import TraceError
-from asyncfed.trace.columns import FORMAT, SCHEMAS, VERSION, chunk_path
+from asyncfed.trace.columns import FORMAT, SCHEMAS, VERSION, chunk_path, tail_path
 
-_CHUNK_NAME = re.compile(r"(messages|steps)-(\d{5,})\.parquet")
+_CHUNK_NAME = re.compile(r"(messages|steps)-(\d{5,})(\.tail)?\.parquet")
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The last rows of a run that was killed, or goes on."""
+
+    path: Path
+    content: bytes = field(repr=False)
+
+
+Chunk: TypeAlias = Path | Tail
+
+
+def trace_files(directory: Path, table: str) -> list[Chunk]:
+    """All of `table` that is on disk: its chunks in order, and the tail after them where there is one."""
+    while True:
+        chunks = chunk_files(directory, table)
+        try:
+            tail = tail_path(directory, table, len(chunks))
+            return [*chunks, Tail(tail, tail.read_bytes())]
+        except FileNotFoundError:
+            if not chunk_path(directory, table, len(chunks)).exists():  # or it became whole meanwhile
+                return list(chunks)
+
+
+def tail_files(directory: Path, table: str) -> list[Path]:
+    """Every tail, also one that a kill left beside its chunk."""
+    return [path for path in directory.glob(f"{table}-*.tail.parquet") if _CHUNK_NAME.fullmatch(path.name)]
 
 
 def chunk_files(directory: Path, table: str) -> list[Path]:
@@ -25,8 +59,8 @@ def chunk_files(directory: Path, table: str) -> list[Path]:
     if not directory.is_dir():
         raise TraceError(f"{directory} is not a directory; give the directory that a run wrote its trace to")
     matches = (_CHUNK_NAME.fullmatch(path.name) for path in directory.iterdir())
-    numbers = [int(match[2]) for match in matches if match and match[1] == table]
-    paths = [chunk_path(directory, table, number) for number in range(max(numbers, default=-1) + 1)]
+    counts = [int(match[2]) + (not match[3]) for match in matches if match and match[1] == table]
+    paths = [chunk_path(directory, table, number) for number in range(max(counts, default=0))]
     for path in paths:
         if not path.exists():
             raise TraceError(
@@ -36,10 +70,11 @@ def chunk_files(directory: Path, table: str) -> list[Path]:
     return paths
 
 
-def open_chunk(path: Path, table: str, nodes: int | None = None) -> pq.ParquetFile:
+def open_chunk(file: Chunk, table: str, nodes: int | None = None) -> pq.ParquetFile:
     """A chunk whose footer says that it is what its name promises."""
+    path = path_of(file)
     with reading(path):
-        chunk = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+        chunk = pq.ParquetFile(source_of(file), memory_map=True, page_checksum_verification=True)
     marks = {
         key.decode(): value.decode("utf8", "replace")
         for key, value in (chunk.metadata.metadata or {}).items()
@@ -73,6 +108,15 @@ def open_chunk(path: Path, table: str, nodes: int | None = None) -> pq.ParquetFi
     return chunk
 
 
+def path_of(file: Chunk) -> Path:
+    return file.path if isinstance(file, Tail) else file
+
+
+def source_of(file: Chunk) -> Path | pa.BufferReader:
+    """What Arrow reads."""
+    return pa.BufferReader(file.content) if isinstance(file, Tail) else file
+
+
 def nodes_of(chunk: pq.ParquetFile) -> int:
     return int(chunk.metadata.metadata[b"nodes"])
 
@@ -83,11 +127,11 @@ def server_of(chunk: pq.ParquetFile) -> int | None:
 
 
 def read_chunks(
-    paths: Sequence[Path], table: str, nodes: int, columns: Sequence[str] | None = None
+    files: Sequence[Chunk], table: str, nodes: int, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
     """Each chunk as an Arrow table, one at a time."""
-    for path in paths:
-        with open_chunk(path, table, nodes) as chunk, reading(path):
+    for file in files:
+        with open_chunk(file, table, nodes) as chunk, reading(path_of(file)):
             rows = chunk.read(columns=columns)
         yield rows
 

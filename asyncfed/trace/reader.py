@@ -16,7 +16,16 @@ from asyncfed.errors import TraceError, UnknownNameError
 from asyncfed.network.waves import Status
 from asyncfed.trace import exports, queries, rounds
 from asyncfed.trace.columns import MESSAGES, SCHEMAS, STEPS, Totals
-from asyncfed.trace.files import chunk_files, nodes_of, open_chunk, read_chunks, reading, server_of
+from asyncfed.trace.files import (
+    nodes_of,
+    open_chunk,
+    path_of,
+    read_chunks,
+    reading,
+    server_of,
+    source_of,
+    trace_files,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +42,7 @@ class Trace:
     def __init__(self, directory: Path | str, nodes: int | None = None) -> None:
         self.directory = Path(directory)
         self.server: int | None = None
-        self._files = {table: chunk_files(self.directory, table) for table in (MESSAGES, STEPS)}
+        self._files = {table: trace_files(self.directory, table) for table in (MESSAGES, STEPS)}
         for table, files in self._files.items():
             if files:
                 with open_chunk(files[0], table, nodes) as chunk:
@@ -48,8 +57,8 @@ class Trace:
     def __len__(self) -> int:
         """Number of potential messages."""
         rows = 0
-        for path in self._files[MESSAGES]:
-            with open_chunk(path, MESSAGES, self.node_count) as chunk:
+        for file in self._files[MESSAGES]:
+            with open_chunk(file, MESSAGES, self.node_count) as chunk:
                 rows += chunk.metadata.num_rows
         return rows
 
@@ -256,21 +265,21 @@ class Trace:
 
     def _where(self, columns: list[str] | None = None, **equals: int) -> pa.Table:
         """The messages whose columns have these values, in the order of writing."""
-        files = self._files[MESSAGES]
-        if not files:
-            return SCHEMAS[MESSAGES].empty_table()
-        for path in files:
-            open_chunk(path, MESSAGES, self.node_count).close()
         condition = [(name, "==", value) for name, value in equals.items()]
-        with reading(self.directory):
-            found = pq.read_table(
-                files,
-                columns=columns,
-                filters=condition,
-                partitioning=None,  # a run may lie in a directory called lr=0.1, which is not a column
-                page_checksum_verification=True,
-            )
-        return found.unify_dictionaries()
+        schema = SCHEMAS[MESSAGES]
+        found = [(schema if columns is None else pa.schema([schema.field(c) for c in columns])).empty_table()]
+        for file in self._files[MESSAGES]:
+            open_chunk(file, MESSAGES, self.node_count).close()
+            with reading(path_of(file)):
+                rows = pq.read_table(
+                    source_of(file),
+                    columns=columns,
+                    filters=condition,
+                    partitioning=None,  # a run may lie in a directory called lr=0.1, which is not a column
+                    page_checksum_verification=True,
+                )
+            found.append(rows.replace_schema_metadata())
+        return pa.concat_tables(found).unify_dictionaries()
 
 
 def _frame(columns: dict[str, Any]) -> pd.DataFrame:

@@ -4,6 +4,10 @@ An append only stashes references; columns are built for many appends at once wh
 is depends on the number of rows alone, never on a clock, so the same appends give the same files, byte for
 byte. A chunk is written under a temporary name and renamed: a kill at any instant leaves whole chunks only.
 
+So that a kill costs little, `save` may be called by the clock: it writes the rows that wait for their chunk
+to a tail, a file beside the chunks that is written anew each time and removed when its chunk is there. What a
+run leaves in the end shows nothing of that.
+
 Building and compressing a chunk happens in a thread of its own (pyarrow works outside the interpreter lock),
 so that the run goes on meanwhile; chunks are written one after the other, and a run that is faster than its
 trace waits for it.
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -35,8 +40,9 @@ from asyncfed.trace.columns import (
     Totals,
     chunk_path,
     schema_for,
+    tail_path,
 )
-from asyncfed.trace.files import chunk_files
+from asyncfed.trace.files import chunk_files, tail_files
 
 Numbers: TypeAlias = npt.NDArray[Any] | float
 """An array with one value per row, or one number for all rows of a call."""
@@ -151,8 +157,17 @@ class TraceWriter:
         if force:
             self.wait()
 
+    def save(self, then: Callable[[], object] | None = None) -> None:
+        """Put what is pending on disk as it is, and after that call `then`; both in the writing thread."""
+        pending = {MESSAGES: self._messages, STEPS: self._steps}
+        parts = [
+            (table, self._next[table], stash.copy()) for table, stash in pending.items() if stash.pending
+        ]
+        self._wait(_CHUNKS_BEHIND)
+        self._unwritten.append(self._worker.submit(self._save, parts, then))
+
     def wait(self) -> None:
-        """Until every chunk that was due is on disk."""
+        """Until everything that was due, or to be saved, is on disk."""
         self._wait(0)
 
     def close(self) -> None:
@@ -223,12 +238,21 @@ class TraceWriter:
         self._counted = len(stash.rows)
         self._totals = self._totals.plus(Totals.of(by_status, sent_bytes))
 
+    def _save(self, parts: list[tuple[str, int, _Stash]], then: Callable[[], object] | None) -> None:
+        for table, number, stash in parts:
+            self._write_rows(table, stash, tail_path(self.directory, table, number))
+        if then is not None:
+            then()
+
     def _write(self, table: str, number: int, stash: _Stash) -> None:
+        self._write_rows(table, stash, chunk_path(self.directory, table, number))
+        tail_path(self.directory, table, number).unlink(missing_ok=True)
+
+    def _write_rows(self, table: str, stash: _Stash, target: Path) -> None:
         columns = (
             _message_columns(stash, self.nodes) if table == MESSAGES else _step_columns(stash, self.nodes)
         )
         schema = schema_for(table, self.nodes, self.server)
-        target = chunk_path(self.directory, table, number)
         temporary = target.with_name(f".{target.name}.tmp")
         pq.write_table(
             pa.table([columns[name] for name in schema.names], schema=schema),
@@ -245,8 +269,8 @@ class TraceWriter:
 
     def _continue_from(self, table: str, number: int | None) -> int:
         """Remove what comes after the first `number` chunks, newest first so that a kill leaves no gap."""
-        present = chunk_files(self.directory, table)
-        if present and number is None:
+        present, tails = chunk_files(self.directory, table), tail_files(self.directory, table)
+        if (present or tails) and number is None:
             raise TraceError(
                 f"{self.directory} already holds a trace; "
                 "choose another directory, or resume from a checkpoint"
@@ -257,7 +281,7 @@ class TraceWriter:
                 f"{self.directory} holds {len(present)} {table} chunks but the checkpoint counts {keep}; "
                 "the run cannot be resumed, start it anew"
             )
-        for path in reversed(present[keep:]):
+        for path in (*tails, *reversed(present[keep:])):
             path.unlink()
         return keep
 
@@ -290,6 +314,13 @@ class _Stash:
             self.labels.append(labels)
             self.rows.append(rows)
             self.pending += rows
+
+    def copy(self) -> _Stash:
+        """The rows so far; those of later calls come to this one only."""
+        same = _Stash(tuple(self._index))
+        same.calls, same.labels, same.rows = self.calls.copy(), self.labels.copy(), self.rows.copy()
+        same.pending = self.pending
+        return same
 
     def value(self, call: int, name: str) -> Numbers:
         """What one call gave for a column."""

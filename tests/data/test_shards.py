@@ -96,6 +96,16 @@ def test_data_that_does_not_fit_together_is_refused(pieces: list[tuple[torch.Ten
         ClientShards((torch.zeros(4),), np.array([1, 2]))
 
 
+def test_a_client_without_training_samples_is_refused_however_it_was_built() -> None:
+    """It would find the samples of its neighbour at its own place."""
+    tensors = (torch.arange(4.0)[:, None],)
+    full, holes = ClientShards(tensors, np.array([1, 1, 2])), ClientShards(tensors, np.array([0, 4, 0]))
+    with pytest.raises(DataError, match=r"client 0 has no training samples \(2 such clients in all\)"):
+        ClientData(holes, full, full)
+    assert ClientData(full, holes, holes).clients == 3
+    assert ClientData(full, full, full).select([]).clients == 0  # nobody at all is no client without samples
+
+
 def numbered(samples: int, classes: int = 3) -> Dataset:
     x = torch.arange(samples, dtype=torch.float32).unsqueeze(1)
     return Dataset("numbered", x, torch.arange(samples) % classes, classes)

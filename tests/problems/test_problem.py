@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from asyncfed import Scenario, run
 from asyncfed.data import (
     IID,
     DirichletOverClasses,
@@ -20,11 +22,15 @@ from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems import (
     Problem,
     classification,
+    personalized_classification,
     problem_factory,
     problem_from_recipe,
     quadratic,
     recipe_type,
 )
+from asyncfed.problems.problem import OWN_COLUMNS
+from asyncfed.protocols import HGP, PDBO, SGP, EstimateHypergradient
+from topologies import fully_connected
 
 DATA = client_data_from_lists([(torch.ones(2, 3),), (torch.zeros(4, 3),)])
 
@@ -45,6 +51,32 @@ def test_a_single_level_problem_needs_four_things() -> None:
     assert problem.vectorize
     assert problem.recipe is None
     assert dict(problem.metrics) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["step", "phase", "train_loss", "messages", "accuracy_p10", "outer_step", "validation_loss", "client"],
+)
+def test_a_metric_called_like_a_column_of_every_run_is_refused(name: str) -> None:
+    with pytest.raises(ScenarioError, match=f"a metric of problem 'mine' is called '{name}'"):
+        replace(plain_problem(), metrics={"loss": loss, name: loss})
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        PDBO(SGP(steps=4, lr=0.1), HGP(2), outer_steps=1),
+        EstimateHypergradient(SGP(steps=4, lr=0.1), HGP(2, expectations="exact"), solve=False),
+    ],
+)
+def test_what_a_run_writes_is_its_metrics_and_the_columns_that_no_metric_can_have(
+    protocol: PDBO | EstimateHypergradient, tmp_path: Path
+) -> None:
+    problem = personalized_classification("digits", clients=3, limit=90, partition=IID())
+    result = run(Scenario(problem, fully_connected(3), protocol), out=tmp_path / "run")
+    metrics = {*problem.metrics, *(f"validation_{name}" for name in problem.metrics)}
+    assert {*result.metrics, *result.clients} - metrics <= OWN_COLUMNS
+    assert {*result.metrics, *result.clients} >= OWN_COLUMNS - {"u", "outer_step"}
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from asyncfed.data import IID
+from asyncfed.data import IID, client_data_from_lists
+from asyncfed.errors import ScenarioError
 from asyncfed.problems import Derivatives, Problem, hyper_representation, quadratic
 from asyncfed.problems import replay as replay_module
 from asyncfed.problems.replay import Replay
@@ -56,7 +60,112 @@ def test_it_records_once_and_then_calls_no_more() -> None:
         x, y = pair(3, 2, seed)
         for found, expected in zip(replayed(x, y), function.expected(x, y), strict=True):
             assert torch.equal(found, expected)
-    assert function.calls == EARLY + 1  # the third time twice, to record
+    assert function.calls == EARLY + 1 + 3  # the third time twice, to record; 1, 2 and 4 later, to compare
+
+
+@pytest.mark.usefixtures("_soon")
+def test_later_it_is_compared_at_powers_of_two_and_every_so_often() -> None:
+    function = Counted()
+    replayed = Replay(function)
+    really = []
+    for call in range(1, EARLY + 1000):
+        before = function.calls
+        replayed(*pair(3, 2, 0))
+        if function.calls > before:
+            really.append(call - EARLY)
+    assert really[EARLY:] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768]
+
+
+class Constant:
+    """A loss that reads more than its arguments."""
+
+    def __init__(self) -> None:
+        self.number, self.array = 1.0, np.ones(2)
+        self.tensor = torch.from_numpy(self.array)  # the same memory
+        self.before = lambda: None
+
+    def __call__(self, x: Tensor, lam: object, batch: tuple[Tensor, ...]) -> Tensor:
+        self.before()
+        return self.number * ((batch[0] - x).square() * self.tensor).mean() + torch.tensor(self.number)
+
+    def count(self) -> None:
+        self.number += 1.0
+
+    def count_slowly(self) -> None:
+        self.number *= 1 + 1e-12
+
+    def count_in_place(self) -> None:
+        self.array += 1.0  # behind the back of torch, which refuses it inside of a derivative
+
+    def count_anew(self) -> None:
+        self.tensor = self.tensor + 1.0
+
+
+def stepping(loss: Constant, k: int = 3, vectorize: bool = True) -> Callable[[], Tensor]:
+    data = client_data_from_lists([(torch.full((4, 2), float(i)).double(),) for i in range(k)])
+    problem = Problem(
+        name="moving", data=data, inner_loss=loss, init_inner=lambda g: torch.zeros(2), vectorize=vectorize
+    )
+    derivatives, x = Derivatives.of(problem), torch.ones(k, 2, dtype=torch.float64)
+    batch = data.train.gather(torch.arange(k), torch.arange(4).expand(k, 4))
+    return lambda: derivatives.descend("inner", x, x[:, :0], batch, 1e-4)
+
+
+CHANGED = "the inner loss of problem 'moving' changed between calls for the same arguments; it must be a pure"
+
+
+@pytest.mark.parametrize("how", ["count", "count_slowly", "count_in_place", "count_anew"])
+def test_a_loss_that_moves_with_every_call_is_refused_when_it_would_be_recorded(how: str) -> None:
+    loss = Constant()
+    loss.before = getattr(loss, how)
+    step = stepping(loss)
+    for _ in range(replay_module._WORTH_IT - 1):
+        step()
+    with pytest.raises(ScenarioError, match=CHANGED):
+        step()
+
+
+@pytest.mark.parametrize("how", ["count", "count_slowly", "count_anew"])
+@pytest.mark.parametrize("after", [30, 500])
+def test_a_loss_that_is_changed_once_is_refused_soon(how: str, after: int) -> None:
+    loss = Constant()
+    step = stepping(loss)
+    for _ in range(after):
+        step()
+    getattr(loss, how)()
+    with pytest.raises(ScenarioError, match=CHANGED):  # noqa: PT012
+        for _ in range(256):
+            step()
+
+
+def test_a_constant_tensor_that_somebody_changes_in_place_is_read_anew() -> None:
+    """As without a recording: it refers to the tensor, and not to what was in it."""
+    loss, other = Constant(), Constant()
+    step, plain = stepping(loss), stepping(other, vectorize=False)
+    for number in range(200):
+        if number % 40 == 0:
+            loss.count_in_place()
+            other.count_in_place()
+        torch.testing.assert_close(step(), plain(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_recording_that_does_not_round_alike_is_given_up() -> None:
+    """It takes another way while somebody watches; so from then on it is called as it is."""
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        if _get_current_dispatch_mode() is None:
+            return (x.sum(-1) * y.sum(-1) / 3,)
+        return (x.sum(-1) * (y.sum(-1) / 3),)
+
+    replayed = Replay(function)
+    exact = []
+    for seed in range(EARLY + 8):
+        x, y = pair(50, 7, seed)
+        (found,), (expected,) = replayed(x, y), function(x, y)
+        torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
+        exact.append(torch.equal(found, expected))
+    assert exact == [True] * (EARLY - 1) + [False] * 2 + [True] * 7
 
 
 @pytest.mark.usefixtures("_soon")
@@ -76,7 +185,7 @@ def test_shapes_strides_and_precisions_do_not_mix() -> None:
             for found, expected in zip(replayed(x, y), function.expected(x, y), strict=True):
                 assert found.dtype == expected.dtype
                 assert torch.equal(found, expected)
-    assert function.calls == len(forms) * (EARLY + 1)
+    assert function.calls == len(forms) * (EARLY + 1 + 3)
     one = pair(1, 2, 0)[0].expand(3, 2)  # a row that stands for three has a stride of 0
     for seed in range(EARLY + 3):
         y = pair(3, 2, seed)[1]

@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from asyncfed import Result, Scenario, ScenarioError, load, run
+from asyncfed import Result, Scenario, ScenarioError, UnknownNameError, load, run
 from asyncfed.problems import bilevel_quadratic
-from asyncfed.protocols import CDBO, HGP, PDBO, SGP, EstimateHypergradient
+from asyncfed.protocols import (
+    CDBO,
+    HGP,
+    PDBO,
+    SGP,
+    CompareHypergradients,
+    EstimateHypergradient,
+    ITDBackward,
+    ITDForward,
+)
 from topologies import fully_connected, stochastic_directed
 
 N, D, D_OUTER = 4, 2, 3
@@ -160,3 +169,39 @@ def test_rows_of_another_shape_are_refused_before_anything_runs(
         outcome(INNER, tmp_path / "run", {name: torch.ones(shape)})
     assert f"initial['{name}'] has the shape {shape}; it must be {wanted}" in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"), [("iner", "inner"), ("outre", "outer"), ("adam_means", "adam_mean"), ("x0", None)]
+)
+def test_a_name_that_nobody_looks_for_is_refused(name: str, nearest: str | None, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError) as raised:
+        outcome(INNER, tmp_path / "run", {name: torch.ones(N, D)})
+    assert raised.value.nearest == nearest
+    assert f"unknown variable in initial '{name}'" in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        CompareHypergradients(INNER, (HYPER, HGP(2))),
+        PDBO(INNER, HYPER, outer_steps=2),
+        CDBO(INNER, HYPER, outer_steps=2),
+        PDBO(INNER, ITDForward(), outer_steps=1),
+        PDBO(INNER, ITDBackward(), outer_steps=1),
+    ],
+)
+def test_all_that_a_run_leaves_behind_may_be_where_another_begins(protocol: Any, tmp_path: Path) -> None:
+    first = outcome(protocol, tmp_path / "first")
+    assert set(outcome(protocol, tmp_path / "second", first.final).final) == set(first.final)
+
+
+def test_a_protocol_may_say_what_it_carries(tmp_path: Path) -> None:
+    class Own(SGP):
+        carries = ("momentum",)
+
+    own = Own(steps=1, lr=0.1, batch=None)
+    assert outcome(own, tmp_path / "run", {"momentum": torch.ones(N, D), **GIVEN}).complete
+    with pytest.raises(UnknownNameError, match="known: inner, momentum, outer"):
+        outcome(own, tmp_path / "other", {"adam_mean": torch.ones(N, D)})

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from asyncfed import Lockstep, Result, Scenario, ScenarioError, VirtualTime, load, run
+from asyncfed import AtLeast, AtMost, Lockstep, Result, Scenario, ScenarioError, VirtualTime, load, run
 from asyncfed.data import client_data_from_lists
 from asyncfed.errors import DivergenceError, QuorumError, TopologyError, UnknownNameError
 from asyncfed.problems import (
@@ -312,17 +312,40 @@ def test_until_ends_at_the_first_evaluation_that_is_good_enough(tmp_path: Path) 
     )
     whole = run(base, out=tmp_path / "whole")
     good = float(whole.metrics["accuracy"].iloc[4])
-    stopped = run(dataclasses.replace(base, until={"accuracy": good}), out=tmp_path / "until")
+    stopped = run(dataclasses.replace(base, until={"accuracy": AtLeast(good)}), out=tmp_path / "until")
     first = int((whole.metrics["accuracy"] >= good).idxmax())
     assert stopped.complete
     pd.testing.assert_frame_equal(stopped.metrics, whole.metrics.iloc[: first + 1])
     assert len(stopped.clients) == 4
     assert stopped.trace.communication_rounds() == 2 * first
     small = float(whole.metrics["loss"].iloc[2])
-    both = dataclasses.replace(base, until={"accuracy": 0.0, "loss": small})
+    both = dataclasses.replace(base, until={"accuracy": AtLeast(0.0), "loss": AtMost(small)})
     assert run(both, out=tmp_path / "loss").metrics["loss"].iloc[-1] <= small
-    never = run(dataclasses.replace(base, until={"accuracy": 1.1}), out=tmp_path / "never")
+    never = run(dataclasses.replace(base, until={"accuracy": AtLeast(1.1)}), out=tmp_path / "never")
     pd.testing.assert_frame_equal(never.metrics, whole.metrics)
+
+
+def test_a_metric_falls_or_rises_as_the_goal_says_whatever_its_name(tmp_path: Path) -> None:
+    """A mean square error is small at once for whoever takes its name for something that is to grow."""
+    problem = quadratic(clients=4)
+    renamed = dataclasses.replace(problem, metrics={"mse": problem.metrics["loss"]})
+    protocol = FedAvg(9, LocalSteps(0.05))
+    whole = run(scenario(protocol, problem=renamed), out=tmp_path / "whole").metrics["mse"]
+    assert whole.is_monotonic_decreasing
+    goal = float(whole.iloc[5])
+    for until, rows in (({"mse": AtMost(goal)}, 6), ({"mse": AtLeast(goal)}, 1)):
+        stopped = run(scenario(protocol, problem=renamed, until=until), out=tmp_path / f"{rows}")
+        assert stopped.metrics["mse"].tolist() == whole.tolist()[:rows]
+
+
+@pytest.mark.parametrize("goal", [AtLeast, AtMost])
+def test_a_goal_is_a_finite_number(goal: Any) -> None:
+    for value in (float("nan"), float("inf"), True, "0.9", None):
+        with pytest.raises(ScenarioError, match="give it a finite number"):
+            goal(value)
+    assert goal(np.float32(0.5)) == goal(0.5)
+    assert goal(0.5).met(0.5)
+    assert not goal(0.5).met(float("nan"))
 
 
 def test_no_iterations_are_a_run_as_well(tmp_path: Path) -> None:
@@ -397,7 +420,15 @@ def test_in_an_undirected_graph_whoever_is_asked_can_answer(tmp_path: Path) -> N
         ({"protocol": FedAvg(2, STEP, Server(deadline=1.0))}, ScenarioError, "needs virtual time"),
         ({"protocol": FedAvg(2, STEP, Server(quorum=5))}, ScenarioError, "quorum of 5 answers cannot be met"),
         ({"protocol": FedAvg(2, STEP, Server([4]))}, ScenarioError, "the clients are 0 to 3"),
-        ({"until": {"acuracy": 0.5}}, UnknownNameError, "metric in until"),
+        ({"until": {"acuracy": AtLeast(0.5)}}, UnknownNameError, "metric in until"),
+        (
+            {"until": {"loss": 0.01}},
+            ScenarioError,
+            r"write until={'loss': AtLeast\(0.01\)} where more .* or "
+            r"until={'loss': AtMost\(0.01\)}",
+        ),
+        ({"until": {"loss": "low"}}, ScenarioError, r"until\['loss'\] is 'low', which does not say"),
+        ({"until": 0.5}, ScenarioError, "until is 0.5; it must be a mapping"),
         ({"timing": VirtualTime(factors={4: 2.0})}, ScenarioError, "clients are 0 to 3"),
         ({"timing": VirtualTime(factors=[1.0] * 5)}, ScenarioError, "5 compute-time factors .* 4 clients"),
         ({"protocol": FedAvg(2, LocalSteps(0.1, steps=[1, 2]))}, ScenarioError, "2 numbers of steps"),
@@ -442,7 +473,11 @@ def test_a_run_repeated_is_identical_to_the_byte(name: str, timing: Any, tmp_pat
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_protocol_is_written_down_and_read_again(name: str, tmp_path: Path) -> None:
-    changes = {"timing": BUSY, "until": {"loss": -1.0}, "evaluate_every": 2}
+    changes = {
+        "timing": BUSY,
+        "until": {"loss": AtMost(-1.0), "outer_loss": AtLeast(0.5)},
+        "evaluate_every": 2,
+    }
     servers = (
         Server([[0, 1], [2, 3]], weighted=True, quorum=1, late="next", attempts=7),
         Server((2, 0), quorum=0.5, deadline=9.0),
@@ -454,7 +489,7 @@ def test_every_protocol_is_written_down_and_read_again(name: str, tmp_path: Path
         again = scenario_from_data(data)
         assert again.protocol == protocol
         assert again.timing == original.timing
-        assert dict(again.until or {}) == {"loss": -1.0}
+        assert dict(again.until or {}) == changes["until"]
         assert scenario_to_data(again) == data
         result = run(original, out=tmp_path / f"{place}")
         assert run(load(result.path).scenario, out=tmp_path / f"{place}b").metrics.equals(result.metrics)
@@ -497,3 +532,9 @@ def test_a_minimax_problem_comes_nearer_to_its_saddle(tmp_path: Path) -> None:
     distance = run(scenario(protocol, problem=own, timing=BUSY), out=tmp_path / "r").metrics["distance"]
     assert distance.iloc[-1] < 0.9 * distance.iloc[0]
     assert np.isfinite(distance).all()
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_all_that_a_run_leaves_behind_may_be_where_another_begins(name: str, tmp_path: Path) -> None:
+    first = run(scenario(PROTOCOLS[name]), out=tmp_path / "a")
+    assert run(scenario(PROTOCOLS[name]), out=tmp_path / "b", initial=first.final).complete

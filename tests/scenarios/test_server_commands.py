@@ -40,7 +40,11 @@ def test_what_the_server_does_can_be_set(setting: str, server: Server, tmp_path:
 
 
 def test_whole_parts_and_until_can_be_set(tmp_path: Path) -> None:
-    changes = ("protocol.server=Server(0.5)", "protocol.local=LocalSteps(0.1, steps=2)", "until={'loss': 99}")
+    changes = (
+        "protocol.server=Server(0.5)",
+        "protocol.local=LocalSteps(0.1, steps=2)",
+        "until={'loss': AtMost(99)}",
+    )
     done = fedavg(tmp_path / "r", *changes)
     assert done.exit_code == 0, done.stderr
     result = load(tmp_path / "r")
@@ -60,6 +64,9 @@ def test_whole_parts_and_until_can_be_set(tmp_path: Path) -> None:
         ("protocol.server.deadline=2.0", "needs virtual time"),
         ("protocol.server.quorom=7", "quorum"),
         ("until=0.9", "a mapping such as"),
+        ("until={'accuracy': 0.9}", "write until={'accuracy': AtLeast(0.9)}"),
+        ("until={'accuracy': AtLest(0.9)}", "AtLeast"),
+        ("until={'accuracy': AtLeast(0.9), 'loss'}", "a mapping such as"),
     ],
 )
 def test_what_makes_no_sense_is_refused(setting: str, words: str, tmp_path: Path) -> None:

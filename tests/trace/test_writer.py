@@ -62,6 +62,58 @@ def test_a_chunk_is_due_by_rows_alone(tmp_path: Path) -> None:
     assert len(Trace(tmp_path)) == 400
 
 
+def test_saving_by_the_clock_leaves_no_mark_on_the_files(tmp_path: Path) -> None:
+    for name, times in (("never", ()), ("sometimes", (3, 4, 17)), ("always", range(50))):
+        with TraceWriter(tmp_path / name, 10, chunk_rows=1000) as writer:
+            for step in range(50):
+                append_steps(writer, 10, range(step, step + 1))
+                if step in times:
+                    writer.save()
+    assert len(contents(tmp_path / "never")) > 4
+    assert contents(tmp_path / "never") == contents(tmp_path / "sometimes") == contents(tmp_path / "always")
+
+
+def test_what_was_saved_is_read_once_whatever_became_of_it(tmp_path: Path) -> None:
+    """Before its chunk is due, beside it (a kill in between), and after that."""
+    writer = TraceWriter(tmp_path, 10, chunk_rows=330)
+    saved = []
+    for step in range(8):
+        append_steps(writer, 10, range(step, step + 1))
+        writer.save(lambda step=step: saved.append((step, len(Trace(tmp_path)))))
+        writer.wait()
+        tail = tmp_path / f"messages-{(step + 1) // 3:05d}.tail.parquet"
+        assert tail.exists() == ((step + 1) % 3 > 0)
+        trace = Trace(tmp_path)
+        assert len(trace) == len(trace.to_pandas()) == trace.edges()["attempts"].sum() == 100 * (step + 1)
+        assert len(trace.edge(3, 4)) == len(trace.by_step()) == step + 1
+        assert len(trace.steps()) == 10 * (step + 1)
+        if (step + 1) % 3 == 2:
+            kept = tail.read_bytes()
+        if step == 5:
+            (tmp_path / "messages-00001.tail.parquet").write_bytes(kept)
+            assert len(Trace(tmp_path)) == 600
+    assert saved == [(step, 100 * (step + 1)) for step in range(8)], "what is saved is there before `then`"
+    (tmp_path / "messages-00001.parquet").unlink()
+    with pytest.raises(TraceError, match=r"messages-00001\.parquet is missing although later chunks exist"):
+        Trace(tmp_path)
+
+
+def test_a_trace_does_not_change_with_the_tail_it_was_opened_at(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path, 10, chunk_rows=330)
+    append_steps(writer, 10, range(1))
+    writer.save()
+    writer.wait()
+    early = Trace(tmp_path)
+    append_steps(writer, 10, range(1, 2))
+    writer.save()
+    writer.wait()
+    assert len(early) == len(early.to_arrow()) == 100
+    append_steps(writer, 10, range(2, 9))
+    writer.close()
+    assert len(early.edge(3, 4)) == 1
+    assert len(Trace(tmp_path)) == 900
+
+
 def test_one_number_stands_for_all_rows_and_the_status_decides_what_is_null(tmp_path: Path) -> None:
     with TraceWriter(tmp_path, 5) as writer:
         writer.messages(
@@ -131,6 +183,12 @@ def test_a_directory_with_a_trace_is_not_overwritten(tmp_path: Path) -> None:
     naive.write(tmp_path, 3, naive.random_messages(3, 10))
     with pytest.raises(TraceError, match="already holds a trace"):
         TraceWriter(tmp_path, 3)
+    saved = TraceWriter(tmp_path / "saved", 3)
+    append_steps(saved, 3, range(1))
+    saved.save()
+    saved.wait()
+    with pytest.raises(TraceError, match="already holds a trace"):
+        TraceWriter(tmp_path / "saved", 3)
 
 
 def test_a_writer_that_continues_from_a_position_ends_with_the_same_bytes(tmp_path: Path) -> None:
@@ -145,6 +203,9 @@ def test_a_writer_that_continues_from_a_position_ends_with_the_same_bytes(tmp_pa
     killed.flush(force=True)
     saved = json.dumps(killed.position)
     append_steps(killed, 10, range(20, 41))
+    killed.save()
+    killed.wait()
+    assert len(Trace(tmp_path / "resumed")) == 4100
     with TraceWriter(tmp_path / "resumed", 10, 700, position=Position(*json.loads(saved))) as resumed:
         append_steps(resumed, 10, range(20, 50))
     assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
