@@ -94,9 +94,9 @@ class LocalBackend:
             self._note(self._clients.run(alone, part=round))
             return
         tasks = self._exchange.tasks(wave, single=round is not None and bool(round.each))
-        for task in tasks:
-            block = self._blocks[task.place]
-            self._note(block.run(task.wave, self._parcels(task.needs), round))
+        parcels = [self._parcels(task.needs) for task in tasks]  # before anybody steps, and forgets
+        for task, own in zip(tasks, parcels, strict=True):
+            self._note(self._blocks[task.place].run(task.wave, own, round))
         for number in self._exchange.forget(wave.released):
             del self._objects[number]
         for task in tasks:

@@ -141,11 +141,11 @@ class RayBackend:
     def run(self, wave: Wave, round: Act | None = None) -> None:
         exchange = self._exchange
         tasks = exchange.tasks(wave, single=round is not None and bool(round.each))
+        # Sums are asked for before anybody steps: an actor takes its calls in order, and forgets in a step.
+        parcels = [self._parcels(task.needs) for task in tasks]
         payloads = []
-        for task in tasks:
-            payload, report = self._actors[task.place].run.remote(
-                task.wave, round, *self._parcels(task.needs)
-            )
+        for task, own in zip(tasks, parcels, strict=True):
+            payload, report = self._actors[task.place].run.remote(task.wave, round, *own)
             payloads.append(payload)
             self._outstanding.append((task.place, report))
         for number in exchange.forget(wave.released):
@@ -193,7 +193,7 @@ class RayBackend:
         if not self._server:
             return clients
         board: Arrays = self._get(len(self._actors) - 1, self._actors[-1].final.remote())
-        return final_of({name: torch.from_numpy(value) for name, value in board.items()}, clients)
+        return final_of({name: torch.tensor(value) for name, value in board.items()}, clients)
 
     def close(self) -> None:
         self._objects, self._outstanding = {}, deque()
