@@ -16,7 +16,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
     from benchmarks.on_ray import many_actors, packed
-    from benchmarks.servers import fedavg, fednest
+    from benchmarks.servers import fedavg, fednest, tiny_rounds
     from benchmarks.sizes import sizes
     from benchmarks.tracing import trace
 
@@ -27,6 +27,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "hgp": hypergradient_rounds,
         "fedavg": fedavg,
         "fednest": fednest,
+        "rounds": tiny_rounds,
         "trace": trace,
         "sizes": sizes,
         "packed": packed,

@@ -11,8 +11,8 @@ import torch
 
 from asyncfed import Scenario
 from asyncfed.rng import Streams
-from asyncfed.runtime.engine import Tick, execute
 from asyncfed.runtime.local import LocalBackend
+from asyncfed.runtime.loop import Evaluation, Stage, Tick, execute
 from asyncfed.scenario import check
 from asyncfed.trace import TraceWriter
 
@@ -31,27 +31,33 @@ def interleaved(contestants: dict[str, Callable[[], object]], *, rounds: int, st
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def stepping(scenario: Scenario, out: Path) -> tuple[Callable[[], None], TraceWriter]:
-    """A function that makes the next step of a real local run, trace on; for scenarios in lockstep."""
-    network = check(scenario)
-    writer = TraceWriter(out, nodes=scenario.clients)
+def local_stage(scenario: Scenario, out: Path) -> tuple[Stage, LocalBackend, TraceWriter]:
+    """A real local run, trace on, without the runner around it."""
+    scene = check(scenario)
+    server = scenario.protocol.server is not None
+    writer = TraceWriter(out, nodes=scene.network.n, server=scene.network.server if server else None)
     dtype = torch.float64 if scenario.precision == "float64" else torch.float32
-    backend = LocalBackend(scenario.problem, seed=scenario.seed, dtype=dtype, device="cpu")
-    ticks: Iterator[object] = iter(
-        execute(
-            scenario.protocol,
-            network,
-            scenario.timing,
-            scenario.weights,
-            Streams(scenario.seed),
-            backend,
-            writer,
-            scenario.evaluate_every,
-        )
+    backend = LocalBackend(scenario.problem, seed=scenario.seed, dtype=dtype, device="cpu", server=server)
+    stage = Stage(
+        scene=scene,
+        streams=Streams(scenario.seed),
+        backend=backend,
+        recorder=writer,
+        itemsize=dtype.itemsize,
+        evaluate_every=scenario.evaluate_every,
+        enough=lambda evaluation: False,
     )
+    return stage, backend, writer
+
+
+def stepping(scenario: Scenario, out: Path, ticks: int = 1) -> tuple[Callable[[], None], TraceWriter]:
+    """A function that makes the next steps of a real local run (in lockstep), or the next server rounds."""
+    stage, _, writer = local_stage(scenario, out)
+    items: Iterator[Tick | Evaluation] = execute(scenario.protocol, stage)
 
     def step() -> None:
-        while not isinstance(next(ticks), Tick):
-            pass
+        made = 0
+        while made < ticks:
+            made += isinstance(next(items), Tick)
 
     return step, writer

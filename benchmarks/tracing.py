@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from asyncfed.network.links import compile_network
-from asyncfed.network.lockstep import LockstepTimeline
+from asyncfed.network.timing import Lockstep
 from asyncfed.network.waves import Conversation
 from asyncfed.network.weights import Uniform
 from asyncfed.rng import Streams
@@ -18,7 +18,7 @@ from topologies import stochastic_directed
 
 
 class _Keep:
-    """Collects what a timeline records, so that writing can be timed alone."""
+    """Collects what a schedule records, so that writing can be timed alone."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, object]]] = []
@@ -35,7 +35,8 @@ def trace(steps: int = 1100) -> list[Row]:
     network = compile_network(stochastic_directed(100, probability=(0.4, 0.8), seed=1))
     kept = _Keep()
     talk = Conversation("sgp", "push", 100, 636_044)
-    for _ in LockstepTimeline(network, Uniform().prepare(network), Streams(0), talk, kept, 10**9):
+    mixing = ((("z", "omega"), Uniform().prepare(network)),)
+    for _ in Lockstep().among_peers(network, mixing, Streams(0), talk, kept, 10**9):
         pass
     with tempfile.TemporaryDirectory() as directory:
         rates = []

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
-from asyncfed.network.distributions import Distribution, as_distribution
+from asyncfed.network.distributions import Constant, Distribution, as_distribution
 from asyncfed.rng import Streams, chances
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ class Network:
         return streams.uniforms("loss", step, lo, hi) < self.loss[lo:hi]
 
     def latencies(self, streams: Streams, step: int, lo: int, hi: int) -> FloatArray:
+        if len(self.latency) == 1 and isinstance(self.latency[0], Constant):
+            return np.full(hi - lo, self.latency[0].value)
         u = streams.uniforms("latency", step, lo, hi)
         if len(self.latency) == 1:
             return self.latency[0].quantile(u)

@@ -37,6 +37,13 @@ class SerialTable:
     def set(self, column: str, serials: IntArray, values: IntArray | int) -> None:
         self._columns[column][serials - self._base] = values
 
+    def holds(self, serials: IntArray) -> npt.NDArray[np.bool_]:
+        """Which of the payloads are in the table."""
+        at = serials - self._base
+        there = (at >= 0) & (at < len(self._alive))
+        there[there] = self._alive[at[there]]
+        return there
+
     def forget(self, serials: IntArray) -> None:
         self._alive[serials - self._base] = False
         self.alive -= len(serials)

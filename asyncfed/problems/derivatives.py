@@ -37,6 +37,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.problem import Batch, Problem, no_outer
 from asyncfed.problems.replay import Replay
+from asyncfed.problems.threads import WORTH_SHARING
 
 Kernel = Callable[..., tuple[Params, ...]]
 Scale = float | Tensor
@@ -99,6 +100,8 @@ class Derivatives:
         gradient = torch.empty_like(x) if out is None else out
         loss = x.new_empty(len(x), 1)
         if self.problem.vectorize and len(x) > 1:
+            if len(x) * batch[0].shape[1] * self.inner.d < WORTH_SHARING:  # then it is Python that takes long
+                return gradient, self._replayed_gradient(x, lam, batch, scale, gradient)
             outputs = ((self.inner, gradient, scale), (_SCALAR, loss, None))
             self._run("inner_gradient", (x, lam, batch), outputs)
         else:
@@ -106,6 +109,17 @@ class Derivatives:
                 own_scale = scale[i, 0] if isinstance(scale, Tensor) else scale
                 loss[i, 0] = self._own_gradient(x[i], lam[i], _row(batch, i), own_scale, gradient[i])
         return gradient, loss[:, 0]
+
+    @torch.no_grad()
+    def _replayed_gradient(
+        self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None, out: Tensor
+    ) -> Tensor:
+        """The gradient in `out`, by recorded operations; returns the losses."""
+        leaves = (*self.inner.leaves(self.inner.views(x)), *self.outer.leaves(self.outer.views(lam)))
+        *found, loss = self._replayed["inner"](*leaves, *batch)
+        for value, view in zip(found, self.inner.leaves(self.inner.views(out)), strict=True):
+            _write_one(value, view, scale)
+        return loss
 
     @torch.no_grad()
     def descend(self, level: Level, x: Tensor, lam: Tensor, batch: Batch, rate: Scale) -> Tensor:
@@ -464,7 +478,23 @@ class Derivatives:
         return out
 
     def _lifted(self, kernel: Kernel) -> Kernel:
-        return vmap(kernel) if self.problem.vectorize else kernel
+        if not self.problem.vectorize:
+            return kernel
+        mapped = vmap(kernel)
+
+        def lifted(*arguments: Any) -> tuple[Params, ...]:
+            try:
+                return mapped(*arguments)
+            except RuntimeError as error:
+                if "vmap" not in str(error):
+                    raise
+                raise ScenarioError(
+                    f"the functions of problem {self.problem.name!r} cannot be run for many clients at once; "
+                    "give it vectorize=False to run them one by one, or "
+                    f"rewrite the line that torch.vmap refuses: {error}"
+                ) from error
+
+        return lifted
 
     @torch.no_grad()
     def _run(
@@ -474,16 +504,7 @@ class Derivatives:
         x, lam, *rest = arguments
         stacked = (self.inner.views(x), self.outer.views(lam), *rest)
         if self.problem.vectorize:
-            try:
-                results = self._kernels[name](*stacked)
-            except RuntimeError as error:
-                if "vmap" not in str(error):
-                    raise
-                raise ScenarioError(
-                    f"the functions of problem {self.problem.name!r} cannot be run for many clients at once; "
-                    "give it vectorize=False to run them one by one, or "
-                    f"rewrite the line that torch.vmap refuses: {error}"
-                ) from error
+            results = self._kernels[name](*stacked)
             for result, (layout, out, scale) in zip(results, outputs, strict=True):
                 _write(layout, result, layout.views(out), scale)
             return

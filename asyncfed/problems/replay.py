@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from asyncfed.errors import ScenarioError
 
 _WORTH_IT = 24  # calls of the same shapes, after which recording (a tenth of a second) pays
+_FORMS = 16  # recordings of one function: where shapes change all the time, each would be used little
 _MOST = 1000  # operations; a longer list (an unrolled LSTM) takes long to record and gains little
 _ASK_EVERY = 256  # replays; for a small network, at seven times the price of one, that is three percent
 
@@ -47,6 +48,7 @@ class Replay:
         self._function = function
         self._what = what
         self._forms: dict[Any, _Form] = {}
+        self._recordings = 0
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         key = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
@@ -59,13 +61,14 @@ class Replay:
             if _asked(form.calls - _WORTH_IT):
                 self._compare(form, found, self._function(*tensors), tensors)
             return found
-        if form.calls != _WORTH_IT:
+        if form.calls != _WORTH_IT or self._recordings >= _FORMS:
             return self._function(*tensors)
         count = _Count()  # type: ignore[no-untyped-call]
         with count:
             result = self._function(*tensors)
         if count.operations <= _MOST:
             form.recorded = self._recording(tensors)
+            self._recordings += 1
             self._compare(form, form.recorded(*tensors), result, tensors)
         return result
 

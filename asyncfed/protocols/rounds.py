@@ -96,20 +96,18 @@ class Round(Act):
         """Late answers may be used in the next round of this name: not all that is called p may be mixed."""
         return f"{type(self).__name__} {self.kind}"
 
-    def lengths(self, sizes: Sizes) -> dict[str, int]:
-        """Of all variables that have a length."""
-        known = {"inner": sizes.inner, "outer": sizes.outer}
-        return {
-            name: known[level] if isinstance(level, str) else level for name, level in self.levels.items()
-        }
+    def length(self, name: str, sizes: Sizes) -> int:
+        """Of a variable that is ever sent or remembered."""
+        level = self.levels[name]
+        if level == "inner":
+            return sizes.inner
+        return sizes.outer if level == "outer" else int(level)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
-        lengths = self.lengths(sizes)
-        return {name: lengths[name] for name in self.answers}
+        return {name: self.length(name, sizes) for name in self.answers}
 
     def remembered(self, sizes: Sizes) -> dict[str, int]:
-        lengths = self.lengths(sizes)
-        return {name: lengths[name] for name in self.remembers}
+        return {name: self.length(name, sizes) for name in self.remembers}
 
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         """Local steps of clients with so many samples of either loss."""

@@ -156,6 +156,14 @@ class Block:
             return self._boards[int(emits[0])]
         return self._pool.take(self._emitted, emits)
 
+    def board(self, serial: int) -> Tensors:
+        """A payload of the server."""
+        return self._boards[serial]
+
+    def release(self, serials: IntArray) -> None:
+        """Forget payloads that nobody absorbs any more; those of other blocks play no part."""
+        self._pool.release(self._pool.known(serials))
+
     def hand_over(self, wanted: Sum) -> Tensors:
         """Partial sums, or rows, of payloads in the pool."""
         if wanted.weights is None:
@@ -230,8 +238,8 @@ class Block:
                     totals[name], versions[name] = common
                     continue
                 start = self._start(name, incoming.rows, consume=consume)
-                own = self._own_sum(name, mixing, start, len(incoming.rows))
-                totals[name] = self._with_parcels(name, own, channel.away, parcels)
+                own = self._own_sum(name, mixing, start)
+                totals[name] = self._with_parcels(name, own, channel.away, parcels, len(incoming.rows))
         each = None
         if self._part is not None and self._part.each:
             each = self._single_messages(incoming, parcels)
@@ -269,35 +277,45 @@ class Block:
             return residue if consume else residue.clone()
         return residue.index_select(0, self._index(rows))
 
-    def _own_sum(self, name: str, mixing: Mixing | None, start: Tensor | None, rows: int) -> Tensor:
+    def _own_sum(self, name: str, mixing: Mixing | None, start: Tensor | None) -> Tensor | None:
         if mixing is None:
-            if start is not None:
-                return start
-            return torch.zeros(rows, self._carries[name], dtype=self._dtype, device=self._device)
+            return start
         pool = self._pool.rows[name]
         dense = mixing.slots is None and start is None
         out = self._buffer(name, mixing.rows, pool.shape[1]) if dense else None
         return mixing.product(pool, start, out)
 
     def _with_parcels(
-        self, name: str, total: Tensor, away: tuple[Away, ...], parcels: Sequence[Tensors]
+        self,
+        name: str,
+        total: Tensor | None,
+        away: tuple[Away, ...],
+        parcels: Sequence[Tensors],
+        rows: int,
     ) -> Tensor:
         for piece in away:
-            value = parcels[piece.parcel][name].to(total.device)
+            value = parcels[piece.parcel][name].to(self._device)
+            assert piece.rows is not None, "what is common was taken before"
+            if total is None:
+                if piece.columns is None and len(piece.rows) == rows:
+                    total = value.clone()
+                    continue
+                total = value.new_zeros(rows, value.shape[1])
             if piece.columns is None:
-                assert piece.rows is not None, "what is common was taken before"
-                if len(piece.rows) == len(total):
+                if len(piece.rows) == rows:
                     total.add_(value)
                 else:
                     total.index_add_(0, self._index(piece.rows), value)
-            elif len(total) == 1:  # for a single node one row after the other, without a matrix around it
+            elif rows == 1:  # for a single node one row after the other, without a matrix around it
                 assert piece.weights is not None
                 for column, weight in zip(piece.columns.tolist(), piece.weights.tolist(), strict=True):
                     total[0].add_(value[column], alpha=weight)
             else:
-                matrix = np.zeros((len(total), len(value)))
+                matrix = np.zeros((rows, len(value)))
                 matrix[piece.rows, piece.columns] = piece.weights
                 total.addmm_(torch.from_numpy(matrix).to(total), value)
+        if total is None:  # nothing has come, and nothing was there
+            return torch.zeros(rows, self._carries[name], dtype=self._dtype, device=self._device)
         return total
 
     def _single_messages(self, incoming: Incoming, parcels: Sequence[Tensors]) -> Callable[[str], Messages]:
@@ -537,9 +555,10 @@ class Block:
         self._current = part
         if round is not None:
             self._part = None
-            self._carries = round.carries(self._sizes)
-            row = sum(self._carries.values()) * self._dtype.itemsize
-            self._chunk = max(1, CHUNK_BYTES // max(1, row))
+            if not self._home.server:
+                self._carries = round.carries(self._sizes)
+                row = sum(self._carries.values()) * self._dtype.itemsize
+                self._chunk = max(1, CHUNK_BYTES // max(1, row))
         return part
 
     def _at(self, rows: IntArray) -> At:

@@ -7,13 +7,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from asyncfed.network.waves import Absorption, Snapshot, Wave
+from asyncfed.network.waves import Absorption, Common, Snapshot, Wave
 from asyncfed.problems.problem import Problem
 from asyncfed.problems.threads import WORTH_SHARING
 from asyncfed.protocols.part import Act, Part, Tensors
 from asyncfed.runtime.backend import Placement
 from asyncfed.runtime.block import Block, FloatArray, Measurement, Reports, Tap
-from asyncfed.runtime.exchange import BlockWave, Exchange, Incoming, Need, Object, Taken, Task
+from asyncfed.runtime.exchange import Away, BlockWave, Incoming, Sum, Taken
+
+_FIRST = np.zeros(1, dtype=np.int64)
 
 
 def choose_device(device: str, cuda: bool) -> str:
@@ -35,7 +37,7 @@ def without_data(problem: Problem) -> Problem:
 
 
 class LocalBackend:
-    """Everybody at home."""
+    """Everybody at home: what a server sends its clients read where it stands, and it is handed their sum."""
 
     def __init__(
         self,
@@ -52,29 +54,17 @@ class LocalBackend:
         chosen = choose_device(device, torch.cuda.is_available())
         n = problem.clients
         given = initial or {}
+        everyone = np.arange(n, dtype=np.int64)
         self._clients = Block(
-            problem, np.arange(n, dtype=np.int64), seed=seed, dtype=dtype, device=chosen, tap=tap,
+            problem, everyone, seed=seed, dtype=dtype, device=chosen, tap=tap,
             initial={} if server else given, strict=strict,
         )  # fmt: skip
-        self._blocks = [self._clients]
-        self._exchange: Exchange | None = None
+        self._server: Block | None = None
         if server:
-            self._blocks.append(
-                Block(
-                    without_data(problem),
-                    np.array([n]),
-                    seed=seed,
-                    dtype=dtype,
-                    device=chosen,
-                    tap=tap,
-                    n=n,
-                    initial=given,
-                    server=True,
-                    strict=strict,
-                )
-            )
-            self._exchange = Exchange(((0, n), (n, n + 1)))
-        self._objects: dict[int, Tensors] = {}
+            self._server = Block(
+                without_data(problem), np.array([n]), seed=seed, dtype=dtype, device=chosen, tap=tap, n=n,
+                initial=given, server=True, strict=strict,
+            )  # fmt: skip
         self._problem = problem
         self._threads = torch.get_num_threads()
         self._reports: dict[str, list[FloatArray]] = {}
@@ -89,20 +79,14 @@ class LocalBackend:
 
     @torch.no_grad()
     def run(self, wave: Wave, round: Act | None = None) -> None:
-        if self._exchange is None:
-            alone = BlockWave(_incoming(wave.absorption), wave.steps, wave.emits, wave.released)
-            self._note(self._clients.run(alone, part=round))
-            return
-        tasks = self._exchange.tasks(wave, single=round is not None and bool(round.each))
-        parcels = [self._parcels(task.needs) for task in tasks]  # before anybody steps, and forgets
-        for task, own in zip(tasks, parcels, strict=True):
-            self._note(self._blocks[task.place].run(task.wave, own, round))
-        for number in self._exchange.forget(wave.released):
-            del self._objects[number]
-        for task in tasks:
-            emitted = self._exchange.emitted(task)
-            if emitted is not None:
-                self._objects[emitted] = self._blocks[task.place].payload(task.wave.emits)
+        block, incoming, parcels = self._clients, *self._incoming(wave.absorption, round)
+        released = wave.released
+        if self._server is not None and int(wave.absorption.nodes[0]) == self._problem.clients:
+            block = self._server
+            self._clients.release(released)  # what it has of it is in the parcels
+        made = BlockWave(incoming, wave.steps, wave.emits, released)
+        for name, values in block.run(made, parcels, round).items():
+            self._reports.setdefault(name, []).append(values)
 
     def reports(self) -> Reports:
         collected = {name: np.concatenate(pieces) for name, pieces in self._reports.items()}
@@ -112,44 +96,40 @@ class LocalBackend:
     def measure(
         self, snapshot: Snapshot, *, judging: Act | None = None, validation: bool = False
     ) -> list[Measurement]:
-        task = self._task(snapshot)
-        return [
-            self._clients.measure(
-                task.wave.incoming, self._parcels(task.needs), part=judging, validation=validation
-            )
-        ]
+        incoming, parcels = self._incoming(snapshot.absorption, judging)
+        return [self._clients.measure(incoming, parcels, part=judging, validation=validation)]
 
     def finish(self, snapshot: Snapshot) -> None:
-        self._clients.finish(self._task(snapshot).wave.incoming, snapshot.steps)
+        self._clients.finish(self._incoming(snapshot.absorption, None)[0], snapshot.steps)
 
     def final(self) -> Tensors:
-        return final_of(self._blocks[-1].store, self._clients.store if self._exchange else {})
+        if self._server is None:
+            return final_of(self._clients.store, {})
+        return final_of(self._server.store, self._clients.store)
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)
 
-    def _task(self, snapshot: Snapshot) -> Task:
-        if self._exchange is not None:
-            return self._exchange.everything(snapshot.absorption, 0)
-        nothing = np.zeros(0, dtype=np.int64)
-        return Task(0, BlockWave(_incoming(snapshot.absorption), nothing, nothing, nothing))
-
-    def _parcels(self, needs: list[Need]) -> list[Tensors]:
-        return [
-            self._objects[need.number]
-            if isinstance(need, Object)
-            else self._blocks[need.owner].hand_over(need)
-            for need in needs
-        ]
-
-    def _note(self, report: Reports) -> None:
-        for name, values in report.items():
-            self._reports.setdefault(name, []).append(values)
-
-
-def _incoming(absorption: Absorption) -> Incoming:
-    """Of a block that is everybody."""
-    return Incoming(absorption.nodes, tuple(Taken(channel.names, channel) for channel in absorption.channels))
+    def _incoming(self, absorption: Absorption, act: Act | None) -> tuple[Incoming, list[Tensors]]:
+        if self._server is None:
+            home = tuple(Taken(channel.names, channel) for channel in absorption.channels)
+            return Incoming(absorption.nodes, home), []
+        channels, parcels = [], []
+        for channel in absorption.channels:
+            if isinstance(channel, Common):
+                parcels.append(self._server.board(channel.source))
+                away = Away(len(parcels) - 1, version=channel.source)
+            else:
+                single = act is not None and bool(act.each)
+                weights = None if single else channel.weights
+                wanted = Sum(0, channel.names, channel.indptr, channel.sources, weights)
+                parcels.append(self._clients.hand_over(wanted))
+                row = np.zeros(1 if weights is not None else len(channel.sources), dtype=np.int64)
+                columns = np.arange(len(channel.sources)) if weights is None else None
+                away = Away(len(parcels) - 1, row, columns, channel.weights, channel.senders)
+            channels.append(Taken(channel.names, None, (away,)))
+        rows = absorption.nodes if int(absorption.nodes[0]) < self._problem.clients else _FIRST
+        return Incoming(rows, tuple(channels)), parcels
 
 
 def final_of(decides: Tensors, remembered: Tensors) -> Tensors:

@@ -227,15 +227,15 @@ class _Asking:
 
     def _ask(self, number: int, part: Round) -> Ask:
         clients = self._asked(part)
-        lengths, itemsize = part.lengths(self._sizes), self._stage.itemsize
+        itemsize = self._stage.itemsize
         return Ask(
             part=number,
             phase=part.phase,
             kind=part.kind,
             clients=clients,
-            reads={name: lengths[name] * itemsize for name in part.reads},
+            reads={name: part.length(name, self._sizes) * itemsize for name in part.reads},
             answers=part.answers,
-            answer_bytes=sum(lengths[name] for name in part.answers) * itemsize,
+            answer_bytes=sum(part.carries(self._sizes).values()) * itemsize,
             writes=part.writes,
             work=part.work({level: of[clients] for level, of in self._samples.items()}, clients),  # type: ignore[misc]
             importance=self._importance[clients],

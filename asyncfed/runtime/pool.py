@@ -22,6 +22,7 @@ Tensors = dict[str, Tensor]
 
 _DENSE_ROWS = 16  # below this many rows a bag of rows beats a product over the whole pool
 _DENSE_SHARE = 0.2  # and below this share of non-zero weights
+_ROOM, _ROOM_BYTES = 16, 2**30  # payloads for each node, to begin with, and bytes: with more it is copied
 
 
 class Mixing:
@@ -37,6 +38,7 @@ class Mixing:
     def product(self, pool: Tensor, start: Tensor | None, out: Tensor | None) -> Tensor:
         """start + Σ weight · row, in place of `start` (or in `out`) where given."""
         if self.slots is None:
+            pool = pool[: self.weights.shape[1]]
             if start is not None:
                 return start.addmm_(self.weights, pool)
             if out is None:
@@ -60,8 +62,9 @@ class Pool:
         self._k, self._dtype, self._device = k, dtype, device
         self.rows: Tensors = {}
         self._slots = SerialTable("slot")
-        self._free: list[int] = []
-        self.size = 0
+        self._free: list[int] = []  # slots given back
+        self.size = 0  # slots ever used
+        self._capacity = 0
 
     @property
     def alive(self) -> int:
@@ -71,7 +74,8 @@ class Pool:
     def adopt(self, payload: Tensors, serials: IntArray) -> Tensors:
         """Take the rows of a whole block as they stand, nothing else being wanted; returns the old rows."""
         old, self.rows = self.rows, dict(payload)
-        self.size, self._free = self._k, []
+        self.size = self._capacity = self._k
+        self._free = []
         self._slots.add(serials, slot=np.arange(self._k))
         return old
 
@@ -80,21 +84,31 @@ class Pool:
         wanted = len(serials)
         if not wanted:
             return
-        if len(self._free) < wanted:
-            more = max(wanted - len(self._free), self.size // 2, self._k)
-            for name, old in self.rows.items():
-                self.rows[name] = torch.cat([old, self._empty(more, old.shape[1])])
-            self._free.extend(range(self.size + more - 1, self.size - 1, -1))
-            self.size += more
-        slots = np.array([self._free.pop() for _ in range(wanted)], dtype=np.int64)
+        row_bytes = self._dtype.itemsize * sum(value.shape[1] for value in payload.values())
+        slots = np.array(self._claimed(wanted, row_bytes), dtype=np.int64)
         together = int(slots[-1] - slots[0]) == wanted - 1 and bool((np.diff(slots) == 1).all())
         at = slice(int(slots[0]), int(slots[-1]) + 1) if together else torch.from_numpy(slots)
         for name, value in payload.items():
             rows = self.rows.get(name)
             if rows is None or rows.shape[1] != value.shape[1]:
-                rows = self.rows[name] = self._empty(self.size, value.shape[1])
+                rows = self.rows[name] = self._zeros(self._capacity, value.shape[1])
             rows[at] = value
         self._slots.add(serials, slot=slots)
+
+    def _claimed(self, wanted: int, row_bytes: int) -> list[int]:
+        """Free slots: first those given back, then new ones."""
+        slots = [self._free.pop() for _ in range(min(wanted, len(self._free)))]
+        new = wanted - len(slots)
+        if self.size + new > self._capacity:
+            plenty = min(_ROOM * self._k, _ROOM_BYTES // max(1, row_bytes))
+            self._capacity = max(self._capacity + self._capacity // 2, plenty, self.size + new)
+            for name, old in self.rows.items():
+                grown = self._zeros(self._capacity, old.shape[1])
+                grown[: self.size] = old[: self.size]
+                self.rows[name] = grown
+        slots.extend(range(self.size, self.size + new))
+        self.size += new
+        return slots
 
     def release(self, serials: IntArray) -> None:
         if not len(serials):
@@ -105,6 +119,10 @@ class Pool:
         else:
             self._free.extend(self._slots.get("slot", serials)[::-1].tolist())
             self._slots.forget(serials)
+
+    def known(self, serials: IntArray) -> IntArray:
+        """Those of the payloads that are in the pool."""
+        return serials[self._slots.holds(serials)]
 
     def of_matrix(self, matrix: FloatArray) -> Mixing:
         """Weights over a whole round, in order."""
@@ -144,6 +162,10 @@ class Pool:
             at = torch.from_numpy(slots).to(self._device)
         return {name: self.rows[name][at] for name in names}
 
-    def _empty(self, rows: int, length: int) -> Tensor:
-        # Unused rows meet zero weights, and the product must be zero.
+    def _zeros(self, rows: int, length: int) -> Tensor:
+        # Unused rows meet zero weights, and the product must be zero. Memory from numpy costs nothing until
+        # it is written to, so there may be plenty of it.
+        if self._device.type == "cpu":
+            kind = np.float32 if self._dtype == torch.float32 else np.float64
+            return torch.from_numpy(np.zeros((rows, length), dtype=kind))
         return torch.zeros(rows, length, dtype=self._dtype, device=self._device)
