@@ -47,10 +47,12 @@ class Wire:
         self.network, self._streams, self._recorder, self._instant = network, streams, recorder, instant
         self._busy = np.full(network.edges, -np.inf)  # until when each link is
         self._newest = np.full(network.edges, -np.inf)  # when the last message on each arrives
+        self._attempt = -1
+        self._links_up = self._arriving = np.zeros(0, dtype=np.bool_)
         self._all_ordered, self._any_ordered = bool(network.ordered.all()), bool(network.ordered.any())
 
     def everybody(self, step: int) -> tuple[BoolArray, BoolArray]:
-        """In lockstep, all edges at once: which links are up, and which of their messages arrive."""
+        """All edges at once: which links are up at a step, and which of their messages arrive."""
         up = self.network.up(self._streams, step)
         if self.network.lossless:
             return up, up
@@ -69,9 +71,9 @@ class Wire:
 
     def send(self, edges: IntArray, attempt: int, at: FloatArray, size: IntArray | int) -> Fates:
         """A message on each of some edges, handed over at times `at`."""
-        network = self.network
-        up = network.up(self._streams, attempt)[edges]
-        goes = up if network.lossless else up & ~network.lost(self._streams, attempt)[edges]
+        if attempt != self._attempt:  # requests and answers of an attempt look at the same draw
+            self._attempt, (self._links_up, self._arriving) = attempt, self.everybody(attempt)
+        up, goes = self._links_up[edges], self._arriving[edges]
         if self._instant:
             return Fates(up, goes, at)
         return Fates(up, goes, self._arrivals(edges, up, goes, at, size, attempt))

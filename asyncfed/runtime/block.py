@@ -34,7 +34,16 @@ from asyncfed.problems.problem import Init, Problem
 from asyncfed.protocols.at import At, Home
 from asyncfed.protocols.part import Act, Declared, Inbox, Judged, Messages, Part, Sizes, Step, Tensors
 from asyncfed.rng import Streams
-from asyncfed.runtime.exchange import Away, BlockWave, Incoming, Sum, Taken
+from asyncfed.runtime.exchange import (
+    Away,
+    BlockWave,
+    CommonFrom,
+    Incoming,
+    RowsFrom,
+    Sum,
+    SumsFrom,
+    Taken,
+)
 from asyncfed.runtime.pool import Mixing, Pool
 
 IntArray = npt.NDArray[np.int64]
@@ -240,11 +249,8 @@ class Block:
                 start = self._start(name, incoming.rows, consume=consume)
                 own = self._own_sum(name, mixing, start)
                 totals[name] = self._with_parcels(name, own, channel.away, parcels, len(incoming.rows))
-        each = None
-        if self._part is not None and self._part.each:
-            each = self._single_messages(incoming, parcels)
-        whose = "" if self._part is None else type(self._part).__name__
-        return Inbox(whose, totals, each, versions)
+        each = self._single_messages(incoming, parcels) if self._current.each else None
+        return Inbox(type(self._current).__name__, totals, each, versions)
 
     def _mixing(self, home: Sums | MatrixSums | Common | None) -> Mixing | None:
         if isinstance(home, MatrixSums):
@@ -259,7 +265,7 @@ class Block:
         """What all were sent alike (each its own row, where it is addressed), and which payload it is."""
         if isinstance(channel.home, Common):
             payload, version = self._boards[channel.home.source], channel.home.source
-        elif channel.home is None and channel.away and channel.away[0].rows is None:
+        elif channel.away and isinstance(channel.away[0], CommonFrom):
             payload, version = parcels[channel.away[0].parcel], channel.away[0].version
         else:
             return None
@@ -294,29 +300,40 @@ class Block:
         rows: int,
     ) -> Tensor:
         for piece in away:
-            value = parcels[piece.parcel][name].to(self._device)
-            assert piece.rows is not None, "what is common was taken before"
+            assert not isinstance(piece, CommonFrom), "what is common was taken before"
+            if isinstance(piece, SumsFrom):
+                total = self._with_sums(total, piece.rows, parcels[piece.parcel][name], rows)
+                continue
+            values = parcels[piece.parcel : piece.parcel + len(piece.first) - 1]
             if total is None:
-                if piece.columns is None and len(piece.rows) == rows:
-                    total = value.clone()
-                    continue
-                total = value.new_zeros(rows, value.shape[1])
-            if piece.columns is None:
-                if len(piece.rows) == rows:
-                    total.add_(value)
-                else:
-                    total.index_add_(0, self._index(piece.rows), value)
-            elif rows == 1:  # for a single node one row after the other, without a matrix around it
-                assert piece.weights is not None
-                for column, weight in zip(piece.columns.tolist(), piece.weights.tolist(), strict=True):
-                    total[0].add_(value[column], alpha=weight)
-            else:
-                matrix = np.zeros((rows, len(value)))
-                matrix[piece.rows, piece.columns] = piece.weights
-                total.addmm_(torch.from_numpy(matrix).to(total), value)
+                total = self._zeros(rows, values[0][name].shape[1])
+            self._add_rows(total, piece, [value[name] for value in values])
         if total is None:  # nothing has come, and nothing was there
-            return torch.zeros(rows, self._carries[name], dtype=self._dtype, device=self._device)
+            return self._zeros(rows, self._carries[name])
         return total
+
+    def _with_sums(self, total: Tensor | None, at: IntArray, sums: Tensor, rows: int) -> Tensor:
+        sums = sums.to(self._device)
+        if total is None:
+            if len(at) == rows:
+                return sums.clone()
+            total = self._zeros(rows, sums.shape[1])
+        return total.add_(sums) if len(at) == rows else total.index_add_(0, self._index(at), sums)
+
+    def _add_rows(self, total: Tensor, piece: RowsFrom, values: Sequence[Tensor]) -> None:
+        if len(total) == 1:  # for a single node one row after the other, without a matrix around it
+            of = np.repeat(np.arange(len(values)), np.diff(piece.first)).tolist()
+            for place, column, weight in zip(of, piece.columns.tolist(), piece.weights.tolist(), strict=True):
+                total[0].add_(values[place][column].to(self._device), alpha=weight)
+            return
+        for place, value in enumerate(values):
+            part = slice(*piece.first[place : place + 2])
+            matrix = np.zeros((len(total), len(value)))
+            matrix[piece.rows[part], piece.columns[part]] = piece.weights[part]
+            total.addmm_(torch.from_numpy(matrix).to(total), value.to(self._device))
+
+    def _zeros(self, rows: int, length: int) -> Tensor:
+        return torch.zeros(rows, length, dtype=self._dtype, device=self._device)
 
     def _single_messages(self, incoming: Incoming, parcels: Sequence[Tensors]) -> Callable[[str], Messages]:
         def each(name: str) -> Messages:
@@ -331,19 +348,17 @@ class Block:
                     weights.append(home.weights)
                     values.append(self._pool.take((name,), home.sources)[name])
                 for piece in channel.away:
-                    assert piece.rows is not None
-                    assert piece.columns is not None
-                    assert piece.senders is not None
-                    assert piece.weights is not None
+                    assert isinstance(piece, RowsFrom), "single messages come as rows"
                     rows.append(piece.rows)
                     senders.append(piece.senders)
                     weights.append(piece.weights)
-                    columns = torch.from_numpy(piece.columns)
-                    values.append(parcels[piece.parcel][name][columns].to(self._device))
+                    columns = np.split(piece.columns, piece.first[1:-1])
+                    for place, own in enumerate(columns):
+                        value = parcels[piece.parcel + place][name]
+                        values.append(value[torch.from_numpy(own)].to(self._device))
             if not values:
                 nothing = np.zeros(0, dtype=np.int64)
-                empty = torch.zeros(0, self._carries[name], dtype=self._dtype, device=self._device)
-                return Messages(nothing, nothing, np.zeros(0), empty)
+                return Messages(nothing, nothing, np.zeros(0), self._zeros(0, self._carries[name]))
             row, sender = np.concatenate(rows), np.concatenate(senders)
             order = np.lexsort((sender, row))
             return Messages(

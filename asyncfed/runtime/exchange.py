@@ -24,17 +24,36 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Away:
-    """What comes in parcel `parcel`, from another block. Of rows: y[rows] += weights · parcel[columns]. Of
-    sums (columns None): y[rows] += parcel. What is common (rows None) is for all.
+class CommonFrom:
+    """What all rows take as it is: parcel number `parcel`, which is payload `version`."""
+
+    parcel: int
+    version: int
+
+
+@dataclass(frozen=True, eq=False)
+class SumsFrom:
+    """Sums that another block made: y[rows] += parcel."""
+
+    parcel: int
+    rows: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class RowsFrom:
+    """Rows of payloads of other blocks: of parcel number `parcel` + p, with a, b = first[p : p + 2],
+    y[rows[a:b]] += weights[a:b] · parcel[columns[a:b]].
     """
 
     parcel: int
-    rows: IntArray | None = None
-    columns: IntArray | None = None
-    weights: FloatArray | None = None
-    senders: IntArray | None = None
-    version: int = -1  # of what is common: the payload that it is
+    first: IntArray
+    rows: IntArray
+    columns: IntArray
+    weights: FloatArray
+    senders: IntArray
+
+
+Away: TypeAlias = CommonFrom | SumsFrom | RowsFrom
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +132,10 @@ class _Piece:
             self.senders[places],
             self.owners[places],
         )
+
+
+def _rows_from(parcel: int, first: IntArray, columns: IntArray, piece: _Piece) -> RowsFrom:
+    return RowsFrom(parcel, first, piece.rows, columns, piece.weights, piece.senders)
 
 
 def _better_summed(piece: _Piece) -> list[int]:
@@ -211,7 +234,7 @@ class Exchange:
             if int(self._payloads.get("owner", source)[0]) == place:
                 return Taken(channel.names, channel)
             needs.append(Object(int(self._payloads.get("object", source)[0])))
-            return Taken(channel.names, None, (Away(len(needs) - 1, version=channel.source),))
+            return Taken(channel.names, None, (CommonFrom(len(needs) - 1, channel.source),))
         if len(self.ranges) == 1:
             return Taken(channel.names, _part(channel, first, last))
         lo, hi = int(channel.indptr[first]), int(channel.indptr[last])
@@ -247,39 +270,31 @@ class Exchange:
         rows = np.unique(piece.rows)
         indptr = np.searchsorted(piece.rows, np.append(rows, np.iinfo(np.int64).max))
         needs.append(Sum(owner, names, indptr, piece.sources, piece.weights))
-        return Away(len(needs) - 1, rows)
+        return SumsFrom(len(needs) - 1, rows)
 
     def _rows(self, names: tuple[str, ...], piece: _Piece, needs: list[Need]) -> list[Away]:
         """What others hand over as it is, object by object."""
-        if not len(piece.sources):
-            return []
         objects = self._payloads.get("object", piece.sources)
         columns = self._payloads.get("row", piece.sources)
+        away: list[Away] = []
+        kept = objects >= 0
+        if not kept.all():  # never handed out: their owners are asked
+            rest = piece.at(np.flatnonzero(~kept))
+            for owner in np.unique(rest.owners).tolist():
+                theirs = rest.at(np.flatnonzero(rest.owners == owner))
+                count = len(theirs.sources)
+                needs.append(Sum(owner, names, np.zeros(0, dtype=np.int64), theirs.sources, None))
+                away.append(_rows_from(len(needs) - 1, np.array([0, count]), np.arange(count), theirs))
+            here = np.flatnonzero(kept)
+            piece, objects, columns = piece.at(here), objects[here], columns[here]
+        if not len(objects):
+            return away
         if not (np.diff(objects) > 0).all():  # else one row of each, as it is with one client per actor
             order = np.argsort(objects, kind="stable")
             piece, objects, columns = piece.at(order), objects[order], columns[order]
-        numbers, starts = np.unique(objects, return_index=True)
-        stops = np.append(starts[1:], len(objects))
-        away = []
-        for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
-            here = slice(start, stop)
-            if number >= 0:
-                needs.append(Object(number))
-                away.append(
-                    Away(
-                        len(needs) - 1,
-                        piece.rows[here],
-                        columns[here],
-                        piece.weights[here],
-                        piece.senders[here],
-                    )
-                )
-                continue
-            for owner in np.unique(piece.owners[here]).tolist():  # never handed out: their owners are asked
-                theirs = piece.at(start + np.flatnonzero(piece.owners[here] == owner))
-                needs.append(Sum(owner, names, np.zeros(0, dtype=np.int64), theirs.sources, None))
-                own = np.arange(len(theirs.sources))
-                away.append(Away(len(needs) - 1, theirs.rows, own, theirs.weights, theirs.senders))
+        numbers, first = np.unique(objects, return_index=True)
+        away.append(_rows_from(len(needs), np.append(first, len(objects)), columns, piece))
+        needs.extend(map(Object, numbers.tolist()))
         return away
 
     def _note_released(self, serials: IntArray) -> None:

@@ -13,7 +13,7 @@ from asyncfed.problems.threads import WORTH_SHARING
 from asyncfed.protocols.part import Act, Part, Tensors
 from asyncfed.runtime.backend import Placement
 from asyncfed.runtime.block import Block, FloatArray, Measurement, Reports, Tap
-from asyncfed.runtime.exchange import Away, BlockWave, Incoming, Sum, Taken
+from asyncfed.runtime.exchange import Away, BlockWave, CommonFrom, Incoming, RowsFrom, Sum, SumsFrom, Taken
 
 _FIRST = np.zeros(1, dtype=np.int64)
 
@@ -116,17 +116,26 @@ class LocalBackend:
             return Incoming(absorption.nodes, home), []
         channels, parcels = [], []
         for channel in absorption.channels:
+            away: Away
             if isinstance(channel, Common):
                 parcels.append(self._server.board(channel.source))
-                away = Away(len(parcels) - 1, version=channel.source)
+                away = CommonFrom(len(parcels) - 1, channel.source)
             else:
                 single = act is not None and bool(act.each)
                 weights = None if single else channel.weights
                 wanted = Sum(0, channel.names, channel.indptr, channel.sources, weights)
                 parcels.append(self._clients.hand_over(wanted))
-                row = np.zeros(1 if weights is not None else len(channel.sources), dtype=np.int64)
-                columns = np.arange(len(channel.sources)) if weights is None else None
-                away = Away(len(parcels) - 1, row, columns, channel.weights, channel.senders)
+                away = SumsFrom(len(parcels) - 1, _FIRST)
+                if single:
+                    count = len(channel.sources)
+                    away = RowsFrom(
+                        len(parcels) - 1,
+                        np.array([0, count]),
+                        np.zeros(count, dtype=np.int64),
+                        np.arange(count),
+                        channel.weights,
+                        channel.senders,
+                    )
             channels.append(Taken(channel.names, None, (away,)))
         rows = absorption.nodes if int(absorption.nodes[0]) < self._problem.clients else _FIRST
         return Incoming(rows, tuple(channels)), parcels

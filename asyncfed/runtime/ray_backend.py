@@ -113,6 +113,7 @@ class RayBackend:
         self._objects: dict[int, Any] = {}  # references to payloads, by number
         self._outstanding: deque[tuple[int, Any]] = deque()
         self._reports: list[Reports] = []
+        self._open: Part | None = None
         given = {key: value.cpu().numpy() for key, value in (initial or {}).items()}
         try:
             actor_class = ray.remote(_Node).options(**plan.options)
@@ -136,11 +137,12 @@ class RayBackend:
         self._drain()
         self._exchange.reset()
         self._objects = {}
+        self._open = part
         self._all(lambda actor, _: actor.begin.remote(part, first_step))
 
     def run(self, wave: Wave, round: Act | None = None) -> None:
         exchange = self._exchange
-        tasks = exchange.tasks(wave, single=round is not None and bool(round.each))
+        tasks = exchange.tasks(wave, single=self._single(round))
         # Sums are asked for before anybody steps: an actor takes its calls in order, and forgets in a step.
         parcels = [self._parcels(task.needs) for task in tasks]
         payloads = []
@@ -172,7 +174,7 @@ class RayBackend:
         self._drain()
 
         def call(actor: Any, place: int) -> Any:
-            task = self._exchange.everything(snapshot.absorption, place)
+            task = self._exchange.everything(snapshot.absorption, place, single=self._single(judging))
             return actor.measure.remote(task, judging, validation, *self._parcels(task.needs))
 
         return self._all(call)
@@ -181,7 +183,7 @@ class RayBackend:
         self._drain()
 
         def call(actor: Any, place: int) -> Any:
-            task = self._exchange.everything(snapshot.absorption, place)
+            task = self._exchange.everything(snapshot.absorption, place, single=self._single(None))
             steps = snapshot.steps[slice(*self._exchange.ranges[place])]
             return actor.finish.remote(task, steps, *self._parcels(task.needs))
 
@@ -201,6 +203,11 @@ class RayBackend:
             for actor in self._actors:
                 ray.kill(actor, no_restart=True)
         self._actors = []
+
+    def _single(self, round: Act | None) -> bool:
+        """Whether single messages are wanted, so that nobody is to send sums."""
+        act = self._open if round is None else round
+        return act is not None and bool(act.each)
 
     def _parcels(self, needs: list[Need]) -> list[Any]:
         return [
