@@ -13,6 +13,8 @@ from asyncfed.protocols.itd import ITDBackward, ITDForward
 from asyncfed.protocols.lfednest import LFedNest, LFedNestNonAlt, LFedNestSVRG
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.pdbo import CDBO, PDBO, CompareHypergradients, EstimateHypergradient
+from asyncfed.protocols.push_diging import PushDIGing
+from asyncfed.protocols.push_pull import PushPull
 from asyncfed.protocols.schedules import Diminishing, StepDecay
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.special_cases import DSGD, Local, PeerFedAvg
@@ -44,6 +46,8 @@ __all__ = [
     "LocalSteps",
     "Neumann",
     "PeerFedAvg",
+    "PushDIGing",
+    "PushPull",
     "Server",
     "StepDecay",
 ]
