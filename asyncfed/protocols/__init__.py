@@ -7,6 +7,7 @@ from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.fedavg import FedAvg
 from asyncfed.protocols.fedavg_s import FedAvgS
 from asyncfed.protocols.fednest import FedNest, FedNestSGD
+from asyncfed.protocols.fedprox import FedProx
 from asyncfed.protocols.gossip_bilevel import GossipBilevel
 from asyncfed.protocols.hgp import HGP
 from asyncfed.protocols.itd import ITDBackward, ITDForward
@@ -34,6 +35,7 @@ __all__ = [
     "FedAvgS",
     "FedNest",
     "FedNestSGD",
+    "FedProx",
     "GossipBilevel",
     "ITDBackward",
     "ITDForward",

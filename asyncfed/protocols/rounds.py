@@ -276,3 +276,11 @@ def check_server_protocol(protocol: object) -> None:
     server = getattr(protocol, "server", None)
     if not isinstance(server, Server):
         raise ScenarioError(f"server is {server!r}; it must be Server(…)")
+
+
+def check_number(protocol: object, name: str, least: float, below: float = float("inf")) -> None:
+    """Refuse a setting that is not a number in [least, below)."""
+    value = getattr(protocol, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < below:
+        allowed = f"at least {least:g} and " + (f"below {below:g}" if below < float("inf") else "finite")
+        raise ScenarioError(f"{name} is {value!r}; it must be a number, {allowed}")
