@@ -14,6 +14,7 @@ from asyncfed.protocols.itd import ITDBackward, ITDForward
 from asyncfed.protocols.lfednest import LFedNest, LFedNestNonAlt, LFedNestSVRG
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.pdbo import CDBO, PDBO, CompareHypergradients, EstimateHypergradient
+from asyncfed.protocols.scaffold import Scaffold
 from asyncfed.protocols.schedules import Diminishing, StepDecay
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.special_cases import DSGD, Local, PeerFedAvg
@@ -46,6 +47,7 @@ __all__ = [
     "LocalSteps",
     "Neumann",
     "PeerFedAvg",
+    "Scaffold",
     "Server",
     "StepDecay",
 ]

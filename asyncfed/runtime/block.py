@@ -232,11 +232,10 @@ class Block:
                 start = self._start(name, incoming.rows, consume=consume)
                 own = self._own_sum(name, mixing, start, len(incoming.rows))
                 totals[name] = self._with_parcels(name, own, channel.away, parcels)
-        each = None
-        if self._part is not None and self._part.each:
-            each = self._single_messages(incoming, parcels)
-        whose = "" if self._part is None else type(self._part).__name__
-        return Inbox(whose, totals, each, versions)
+        each = self._single_messages(incoming, parcels) if self._current.each else None
+        senders = _senders(incoming) if self._home.server else None
+        whose = type(self._current).__name__
+        return Inbox(whose, totals, each, versions, senders, self._sizes.clients)
 
     def _mixing(self, home: Sums | MatrixSums | Common | None) -> Mixing | None:
         if isinstance(home, MatrixSums):
@@ -619,6 +618,16 @@ class Block:
                 at = min(row, len(rows) - 1)
                 client = int(self.clients[rows[at]])
                 raise DivergenceError(client, int(steps[at]), quantity, float(wrong.flatten()[0]))
+
+
+def _senders(incoming: Incoming) -> IntArray:
+    """Who sent what a server absorbs, in order."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for channel in incoming.channels:
+        if isinstance(channel.home, (Sums, MatrixSums)):
+            found.append(channel.home.senders)
+        found += [piece.senders for piece in channel.away if piece.senders is not None]
+    return np.sort(np.concatenate(found))
 
 
 def _copy(value: Tensor) -> Tensor:

@@ -247,7 +247,7 @@ class Exchange:
         rows = np.unique(piece.rows)
         indptr = np.searchsorted(piece.rows, np.append(rows, np.iinfo(np.int64).max))
         needs.append(Sum(owner, names, indptr, piece.sources, piece.weights))
-        return Away(len(needs) - 1, rows)
+        return Away(len(needs) - 1, rows, senders=piece.senders)
 
     def _rows(self, names: tuple[str, ...], piece: _Piece, needs: list[Need]) -> list[Away]:
         """What others hand over as it is, object by object."""
