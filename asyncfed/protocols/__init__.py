@@ -2,6 +2,7 @@
 
 from asyncfed.network.server import Server
 from asyncfed.protocols.aggitd import AggITD
+from asyncfed.protocols.clustered_fl import ClusteredFL
 from asyncfed.protocols.exact_backprop import ExactBackprop
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.fedavg import FedAvg
@@ -28,6 +29,7 @@ __all__ = [
     "SGP",
     "VRHGP",
     "AggITD",
+    "ClusteredFL",
     "CompareHypergradients",
     "Diminishing",
     "EstimateHypergradient",

@@ -202,7 +202,7 @@ class LocalSteps:
             lengths = orders.lengths(active, step, per_epoch)
             stop = step + 1
             if (lengths == lengths[0]).all():
-                row = max(like.nbytes, int(lengths[0]) * sample_bytes)
+                row = max(like.shape[-1] * like.element_size(), int(lengths[0]) * sample_bytes)
                 most = max(1, int(_BLOCK_BYTES // (row * len(active))))
                 if self.batch is None or (self.batch >= sizes[active]).all():
                     most = last  # the same samples in every step: gathered once

@@ -78,6 +78,7 @@ class LocalBackend:
         self._problem = problem
         self._threads = torch.get_num_threads()
         self._reports: dict[str, list[FloatArray]] = {}
+        self._standing: Reports = {}  # what the server reported last
         self.placement = Placement("local", 0, n, chosen)
 
     def begin(self, part: Part, first_step: int) -> None:
@@ -96,7 +97,11 @@ class LocalBackend:
         tasks = self._exchange.tasks(wave, single=round is not None and bool(round.each))
         parcels = [self._parcels(task.needs) for task in tasks]  # before anybody steps, and forgets
         for task, own in zip(tasks, parcels, strict=True):
-            self._note(self._blocks[task.place].run(task.wave, own, round))
+            report = self._blocks[task.place].run(task.wave, own, round)
+            if self._blocks[task.place] is self._clients:
+                self._note(report)
+            else:
+                self._standing |= report
         for number in self._exchange.forget(wave.released):
             del self._objects[number]
         for task in tasks:
@@ -107,7 +112,7 @@ class LocalBackend:
     def reports(self) -> Reports:
         collected = {name: np.concatenate(pieces) for name, pieces in self._reports.items()}
         self._reports = {}
-        return collected
+        return collected | self._standing
 
     def measure(
         self, snapshot: Snapshot, *, judging: Act | None = None, validation: bool = False
