@@ -122,11 +122,21 @@ class Derivatives:
         return loss
 
     @torch.no_grad()
-    def descend(self, level: Level, x: Tensor, lam: Tensor, batch: Batch, rate: Scale) -> Tensor:
+    def descend(
+        self,
+        level: Level,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        rate: Scale,
+        into: Tensor | None = None,
+    ) -> Tensor:
         """A gradient step in place: of the inner loss in x ("inner"), or of the outer loss in lam ("outer").
-        Returns the losses before it (k,). For many steps of equal shapes: see `Replay`.
+        Returns the losses before it (k,). For many steps of equal shapes: see `Replay`. With `into` the step
+        is made there, and the variable stays.
         """
         layout, variable = (self.inner, x) if level == "inner" else (self.outer, lam)
+        variable = variable if into is None else into
         if not self.problem.vectorize or len(x) == 1:
             if level == "inner":
                 step, loss = self.inner_gradient(x, lam, batch, -rate)

@@ -2,11 +2,13 @@
 
 from asyncfed.network.server import Server
 from asyncfed.protocols.aggitd import AggITD
+from asyncfed.protocols.clustered_fl import ClusteredFL
 from asyncfed.protocols.exact_backprop import ExactBackprop
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.fedavg import FedAvg
 from asyncfed.protocols.fedavg_s import FedAvgS
 from asyncfed.protocols.fednest import FedNest, FedNestSGD
+from asyncfed.protocols.fedprox import FedProx
 from asyncfed.protocols.gossip_bilevel import GossipBilevel
 from asyncfed.protocols.hgp import HGP
 from asyncfed.protocols.itd import ITDBackward, ITDForward
@@ -15,6 +17,7 @@ from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.pdbo import CDBO, PDBO, CompareHypergradients, EstimateHypergradient
 from asyncfed.protocols.push_diging import PushDIGing
 from asyncfed.protocols.push_pull import PushPull
+from asyncfed.protocols.scaffold import Scaffold
 from asyncfed.protocols.schedules import Diminishing, StepDecay
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.special_cases import DSGD, Local, PeerFedAvg
@@ -28,6 +31,7 @@ __all__ = [
     "SGP",
     "VRHGP",
     "AggITD",
+    "ClusteredFL",
     "CompareHypergradients",
     "Diminishing",
     "EstimateHypergradient",
@@ -36,6 +40,7 @@ __all__ = [
     "FedAvgS",
     "FedNest",
     "FedNestSGD",
+    "FedProx",
     "GossipBilevel",
     "ITDBackward",
     "ITDForward",
@@ -48,6 +53,7 @@ __all__ = [
     "PeerFedAvg",
     "PushDIGing",
     "PushPull",
+    "Scaffold",
     "Server",
     "StepDecay",
 ]

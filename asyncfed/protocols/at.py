@@ -259,12 +259,16 @@ class Samples:
         assert self.y is not None
         return self.derivatives.outer_gradient(self.y.expand(len(v), -1), v, batch, "outer")
 
-    def descend(self, v: Tensor, batch: tuple[Tensor, ...], rate: float | Tensor) -> Tensor:
-        """A step of each row of v along its gradient, in place; returns the losses before it."""
+    def descend(
+        self, v: Tensor, batch: tuple[Tensor, ...], rate: float | Tensor, into: Tensor | None = None
+    ) -> Tensor:
+        """A step of each row of v along its gradient, in place (or added to `into`, and v stays); returns the
+        losses before it.
+        """
         if self.level == "inner":
-            return self.derivatives.descend("inner", v, self.lam.expand(len(v), -1), batch, rate)
+            return self.derivatives.descend("inner", v, self.lam.expand(len(v), -1), batch, rate, into)
         assert self.y is not None
-        return self.derivatives.descend("outer", self.y.expand(len(v), -1), v, batch, rate)
+        return self.derivatives.descend("outer", self.y.expand(len(v), -1), v, batch, rate, into)
 
     def chosen(self, batch: int | None, what: str) -> Iterator[tuple[IntArray, IntArray, float]]:
         """(places, index, share): a minibatch of each client, drawn without replacement, or all it has in

@@ -1,6 +1,7 @@
 """The local steps of a client between two messages: gradient steps on minibatches of its own samples.
 
-    plain (SGD)   v ← v − α_i ∇_i(v; ζ)
+    plain (SGD)   v ← v − α_i (∇_i(v; ζ) + t_i(v))              t a term of the method's own, where it has one
+    momentum      m ← β m + ∇_i(v; ζ) + t_i(v), v ← v − α_i m
     corrected     v ← v − α_i (∇_i(v; ζ) − ∇_i(v⁰; ζ) + d)      local SVRG: d is the mean gradient at v⁰
 
 An epoch is a pass over the samples in an order drawn anew, cut into minibatches. Steps go on over as many
@@ -9,7 +10,7 @@ epochs as it takes. In the first corrected step v is still v⁰, so it is v⁰ �
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,9 @@ from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
 from asyncfed.registry import register
 
 IntArray = npt.NDArray[np.int64]
+Rows = slice | Tensor
+Term = Callable[[Tensor, Rows], Tensor]
+"""What is added to each gradient at v (r, d), of the clients at those of the rows: (r, d)."""
 
 _BLOCK_BYTES = 16 * 2**20  # of gradients at v⁰, or of samples, made for several steps at once
 
@@ -97,9 +101,26 @@ class LocalSteps:
         rates = np.full(len(counts), rate_at(self.lr, iteration))
         return torch.from_numpy(rates / counts if self.divide else rates).to(like)[:, None]
 
-    def plain(self, samples: Samples, start: Tensor, iteration: int) -> tuple[Tensor, Tensor]:
+    def plain(
+        self, samples: Samples, start: Tensor, iteration: int, term: Term | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Where plain steps from `start` lead each client, and the mean loss on the way."""
-        return self._run(samples, start, None, iteration)
+        return self._run(samples, start, None, iteration, None if term is None else _Pushed(term))
+
+    def with_momentum(
+        self,
+        samples: Samples,
+        start: Tensor,
+        velocity: Tensor,
+        momentum: float,
+        iteration: int,
+        term: Term | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same with momentum β, from the clients' m (k, d): where it leads, m after it, and the loss."""
+        pushed = _Pushed(term, momentum, velocity.clone())
+        v, loss = self._run(samples, start, None, iteration, pushed)
+        assert pushed.velocity is not None
+        return v, pushed.velocity, loss
 
     def corrected(
         self, samples: Samples, start: Tensor, direction: Tensor, iteration: int
@@ -108,7 +129,12 @@ class LocalSteps:
         return self._run(samples, start, direction, iteration)
 
     def _run(
-        self, samples: Samples, start: Tensor, direction: Tensor | None, iteration: int
+        self,
+        samples: Samples,
+        start: Tensor,
+        direction: Tensor | None,
+        iteration: int,
+        pushed: _Pushed | None = None,
     ) -> tuple[Tensor, Tensor]:
         sizes = samples.sizes
         counts = self.counts(sizes, samples.at.clients)
@@ -122,7 +148,7 @@ class LocalSteps:
         for places, batches, length in self._blocks(samples, counts, first, start):
             work = batches[0].shape[1] * batches[0].shape[2] * samples.parameters
             with worthwhile_threads(work):
-                self._stretch(samples, places, batches, length, start, direction, v, rate, losses)
+                self._stretch(samples, places, batches, length, start, direction, v, rate, losses, pushed)
             seen[torch.from_numpy(places).to(seen.device)] += length
         return v, losses / seen
 
@@ -137,6 +163,7 @@ class LocalSteps:
         v: Tensor,
         rate: Tensor,
         losses: Tensor,
+        pushed: _Pushed | None,
     ) -> None:
         """`length` steps of the clients at `places`, on v; adds up their losses."""
         at = None if len(places) == len(v) else torch.from_numpy(places).to(v.device)
@@ -145,7 +172,11 @@ class LocalSteps:
         own_losses = own.new_zeros(len(own))
         step = float(alpha[0]) if bool((alpha == alpha[0]).all()) else alpha
         for j in range(length):
-            own_losses.add_(samples.descend(own, tuple(tensor[j] for tensor in batches), step))
+            batch = tuple(tensor[j] for tensor in batches)
+            if pushed is None:
+                own_losses.add_(samples.descend(own, batch, step))
+            else:
+                own_losses.add_(pushed.step(samples, own, batch, step, slice(None) if at is None else at))
             if anchors is not None:
                 own.add_(anchors[min(j, len(anchors) - 1)])
         if at is None:
@@ -171,7 +202,7 @@ class LocalSteps:
             lengths = orders.lengths(active, step, per_epoch)
             stop = step + 1
             if (lengths == lengths[0]).all():
-                row = max(like.nbytes, int(lengths[0]) * sample_bytes)
+                row = max(like.shape[-1] * like.element_size(), int(lengths[0]) * sample_bytes)
                 most = max(1, int(_BLOCK_BYTES // (row * len(active))))
                 if self.batch is None or (self.batch >= sizes[active]).all():
                     most = last  # the same samples in every step: gathered once
@@ -193,6 +224,33 @@ class LocalSteps:
         if self.batch is None:
             return np.ones(len(sizes), dtype=np.int64)
         return -(-sizes // self.batch)
+
+
+@dataclass(frozen=True, eq=False)
+class _Pushed:
+    """Steps along more than the gradient; `velocity` (of all clients) is changed in place."""
+
+    term: Term | None
+    momentum: float = 0.0
+    velocity: Tensor | None = None
+
+    def step(
+        self, samples: Samples, v: Tensor, batch: tuple[Tensor, ...], rate: float | Tensor, rows: Rows
+    ) -> Tensor:
+        """Of the clients at `rows`, whose variables v are; returns their losses."""
+        push = None if self.term is None else self.term(v, rows)
+        if self.velocity is None:
+            assert push is not None
+            loss = samples.descend(v, batch, rate)
+            v.sub_(push * rate)
+            return loss
+        m = self.velocity[rows] * self.momentum
+        if push is not None:
+            m.add_(push)
+        loss = samples.descend(v, batch, -1.0, into=m)
+        v.sub_(m * rate)
+        self.velocity[rows] = m
+        return loss
 
 
 def _anchors(

@@ -96,6 +96,9 @@ class Messages:
 class Inbox(Declared):
     """What some nodes absorbed, by name: the weighted sums (k, d). They are the step's own, to overwrite and
     to return as payload.
+
+    At a server the sums are means over the clients in `senders`, each named as often as it is in them, of
+    `clients` that the run has.
     """
 
     def __init__(
@@ -104,14 +107,18 @@ class Inbox(Declared):
         totals: Tensors,
         each: Callable[[str], Messages] | None = None,
         versions: dict[str, int] | None = None,
+        senders: Steps | None = None,
+        clients: int = 0,
     ) -> None:
         super().__init__(whose, totals)
         self._each = each
         self.versions = versions or {}  # of variables that came from the server: which payload brought them
+        self.senders = np.zeros(0, dtype=np.int64) if senders is None else senders
+        self.clients = clients
 
     def with_values(self, values: Tensors) -> Inbox:
         """The same with its sums in another form."""
-        return Inbox(self._whose, values, self._each, self.versions)
+        return Inbox(self._whose, values, self._each, self.versions, self.senders, self.clients)
 
     def each(self, name: str) -> Messages:
         """The single messages, for parts that declare so in `each`."""

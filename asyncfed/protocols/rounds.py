@@ -23,6 +23,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from asyncfed.errors import RunError, ScenarioError
@@ -123,6 +124,10 @@ class Round(Act):
         """Of variables with several rows on the board: which row is whose, one entry for every client."""
         return {}
 
+    def report(self, board: Tensors) -> dict[str, float]:
+        """Numbers for the record, of how things stand at the server: the metrics show the newest."""
+        return {}
+
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
         return self._at_server(inbox, memory) if at.server else self._at_clients(at, inbox, memory)
 
@@ -144,10 +149,12 @@ class Round(Act):
                 f"wrote {', '.join(changed) or 'nothing'}; name in `writes` what is ever sent and changes"
             )
         rows = {name: value if value.ndim > 1 else value[None] for name, value in changed.items()}
+        now = board | changed
         return Step(
             {name: rows[name] for name in self.writes},
+            report={name: torch.tensor([value]) for name, value in self.report(now).items()},
             memory={_STORED.get(name, name): value for name, value in rows.items()},
-            addressed=self.addressed(board | changed),
+            addressed=self.addressed(now),
         )
 
 
@@ -274,3 +281,11 @@ def check_server_protocol(protocol: object) -> None:
     server = getattr(protocol, "server", None)
     if not isinstance(server, Server):
         raise ScenarioError(f"server is {server!r}; it must be Server(…)")
+
+
+def check_number(protocol: object, name: str, least: float, below: float = float("inf")) -> None:
+    """Refuse a setting that is not a number in [least, below)."""
+    value = getattr(protocol, name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < below:
+        allowed = f"at least {least:g} and " + (f"below {below:g}" if below < float("inf") else "finite")
+        raise ScenarioError(f"{name} is {value!r}; it must be a number, {allowed}")

@@ -34,7 +34,7 @@ class Backend(Protocol):
         """Execute a wave, or put it on its way: of a round, or of the part that is open."""
 
     def reports(self) -> Reports:
-        """What the steps since the last call reported, in the order of the waves."""
+        """What the steps since the last call reported, in the order of the waves; a server's: the newest."""
 
     def measure(
         self, snapshot: Snapshot, *, judging: Act | None = None, validation: bool = False

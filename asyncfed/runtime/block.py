@@ -250,7 +250,9 @@ class Block:
                 own = self._own_sum(name, mixing, start)
                 totals[name] = self._with_parcels(name, own, channel.away, parcels, len(incoming.rows))
         each = self._single_messages(incoming, parcels) if self._current.each else None
-        return Inbox(type(self._current).__name__, totals, each, versions)
+        senders = _senders(incoming) if self._home.server else None
+        whose = type(self._current).__name__
+        return Inbox(whose, totals, each, versions, senders, self._sizes.clients)
 
     def _mixing(self, home: Sums | MatrixSums | Common | None) -> Mixing | None:
         if isinstance(home, MatrixSums):
@@ -653,6 +655,16 @@ class Block:
                 at = min(row, len(rows) - 1)
                 client = int(self.clients[rows[at]])
                 raise DivergenceError(client, int(steps[at]), quantity, float(wrong.flatten()[0]))
+
+
+def _senders(incoming: Incoming) -> IntArray:
+    """Who sent what a server absorbs, in order."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for channel in incoming.channels:
+        if isinstance(channel.home, (Sums, MatrixSums)):
+            found.append(channel.home.senders)
+        found += [piece.senders for piece in channel.away if not isinstance(piece, CommonFrom)]
+    return np.sort(np.concatenate(found))
 
 
 def _copy(value: Tensor) -> Tensor:

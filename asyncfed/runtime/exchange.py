@@ -37,6 +37,7 @@ class SumsFrom:
 
     parcel: int
     rows: IntArray
+    senders: IntArray  # of what is in them
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +271,7 @@ class Exchange:
         rows = np.unique(piece.rows)
         indptr = np.searchsorted(piece.rows, np.append(rows, np.iinfo(np.int64).max))
         needs.append(Sum(owner, names, indptr, piece.sources, piece.weights))
-        return SumsFrom(len(needs) - 1, rows)
+        return SumsFrom(len(needs) - 1, rows, piece.senders)
 
     def _rows(self, names: tuple[str, ...], piece: _Piece, needs: list[Need]) -> list[Away]:
         """What others hand over as it is, object by object."""

@@ -68,6 +68,7 @@ class LocalBackend:
         self._problem = problem
         self._threads = torch.get_num_threads()
         self._reports: dict[str, list[FloatArray]] = {}
+        self._standing: Reports = {}  # what the server reported last
         self.placement = Placement("local", 0, n, chosen)
 
     def begin(self, part: Part, first_step: int) -> None:
@@ -85,13 +86,17 @@ class LocalBackend:
             block = self._server
             self._clients.release(released)  # what it has of it is in the parcels
         made = BlockWave(incoming, wave.steps, wave.emits, released)
-        for name, values in block.run(made, parcels, round).items():
+        report = block.run(made, parcels, round)
+        if block is self._server:
+            self._standing |= report
+            return
+        for name, values in report.items():
             self._reports.setdefault(name, []).append(values)
 
     def reports(self) -> Reports:
         collected = {name: np.concatenate(pieces) for name, pieces in self._reports.items()}
         self._reports = {}
-        return collected
+        return collected | self._standing
 
     def measure(
         self, snapshot: Snapshot, *, judging: Act | None = None, validation: bool = False
@@ -125,7 +130,7 @@ class LocalBackend:
                 weights = None if single else channel.weights
                 wanted = Sum(0, channel.names, channel.indptr, channel.sources, weights)
                 parcels.append(self._clients.hand_over(wanted))
-                away = SumsFrom(len(parcels) - 1, _FIRST)
+                away = SumsFrom(len(parcels) - 1, _FIRST, channel.senders)
                 if single:
                     count = len(channel.sources)
                     away = RowsFrom(

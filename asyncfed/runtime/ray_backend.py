@@ -114,6 +114,7 @@ class RayBackend:
         self._outstanding: deque[tuple[int, Any]] = deque()
         self._reports: list[Reports] = []
         self._open: Part | None = None
+        self._standing: Reports = {}  # what the server reported last
         given = {key: value.cpu().numpy() for key, value in (initial or {}).items()}
         try:
             actor_class = ray.remote(_Node).options(**plan.options)
@@ -166,7 +167,7 @@ class RayBackend:
             for name, values in report.items():
                 collected.setdefault(name, []).append(values)
         self._reports = []
-        return {name: np.concatenate(pieces) for name, pieces in collected.items()}
+        return {name: np.concatenate(pieces) for name, pieces in collected.items()} | self._standing
 
     def measure(
         self, snapshot: Snapshot, *, judging: Act | None = None, validation: bool = False
@@ -226,7 +227,11 @@ class RayBackend:
 
     def _collect(self) -> None:
         place, reference = self._outstanding.popleft()
-        self._reports.append(self._get(place, reference))
+        report: Reports = self._get(place, reference)
+        if place in self._blocks:
+            self._reports.append(report)
+        else:
+            self._standing |= report
 
     def _drain(self) -> None:
         while self._outstanding:

@@ -327,6 +327,8 @@ class AskedSchedule:
         waves: list[Wave] = []
         unused: list[int] = []
         for attempt in attempts:
+            # A client's works in the order in which it did them: what it remembers depends on it.
+            waves += self._due_waves(attempt.number, payload, sent, arrives, unused, here, hold)
             late = attempt.goes & (attempt.arrives > self.now)
             used = attempt.goes & ~late
             wanted = np.ones(len(used), dtype=np.bool_) if ask.remembers else used | (late & hold)
@@ -345,7 +347,7 @@ class AskedSchedule:
                     work = self._work(ask, attempt, at, importance)
                     work.payload = number.get(work.client, -1)
                     self._put_aside(work, series, hold)
-        waves += self._due_waves(payload, sent, arrives, unused, here, hold)
+        waves += self._due_waves(self._attempt, payload, sent, arrives, unused, here, hold)
         older, worthless = self._take_late(series, here)
         total = importance[here].sum() + sum(work.importance for work in older)
         weights = importance[here] / total
@@ -374,6 +376,7 @@ class AskedSchedule:
 
     def _due_waves(
         self,
+        before: int,
         payload: IntArray,
         sent: FloatArray,
         arrives: FloatArray,
@@ -381,8 +384,11 @@ class AskedSchedule:
         here: IntArray,
         hold: bool,
     ) -> Iterator[Wave]:
-        """Works of this or earlier rounds that had waited and are begun by now, each in a wave of its own."""
-        due, self._due = self._due, []
+        """Works that had waited and are begun by now, each in a wave of its own: those of this or
+        earlier rounds that were asked for in attempts before that one.
+        """
+        due = sorted((work for work in self._due if work.attempt < before), key=lambda work: work.attempt)
+        self._due = [work for work in self._due if work.attempt >= before]
         for work in due:
             of_this = work.round == self.round
             used = of_this and work.arrives <= self.now and payload[work.client] < 0 and work.client in here

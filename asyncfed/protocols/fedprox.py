@@ -1,0 +1,135 @@
+"""FedProx (Li et al. 2020): FedAvg whose clients are held back to where they began.
+
+for every client asked, in parallel:   θ_i ← θ, and τ_i times
+    g   = ∇ℓ_i(θ_i; ζ) + w θ_i + μ (θ_i − θ)
+    m_i ← β m_i + g                               m_i stays at the client from round to round
+    θ_i ← θ_i − α m_i
+θ ← Σ (n_i / n) θ_i, or their plain mean                                   1 round
+
+| paper   | here             |                                             |
+|---------|------------------|---------------------------------------------|
+| w, w_k  | θ, θ_i           | on the board: y                             |
+| μ       | mu               | how strongly they are held back             |
+| –       | w: weight_decay  | pulls to zero                               |
+| –       | β: momentum      | 0: plain steps, m_i = g, nothing remembered |
+
+With μ = 0 and a momentum it is FedAvg with SGDm; without either it is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from asyncfed.network.server import Server
+from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.local_steps import LocalSteps, Rows, Term
+from asyncfed.protocols.part import Tensors
+from asyncfed.protocols.rounds import (
+    LEVELS,
+    Answer,
+    FloatArray,
+    IntArray,
+    Round,
+    WithServer,
+    check_number,
+    check_server_protocol,
+)
+from asyncfed.registry import register
+from asyncfed.rng import Streams
+
+
+@register("method")
+@dataclass(frozen=True)
+class FedProx(WithServer):
+    """Federated averaging with a proximal term, at a server.
+
+    Parameters
+    ----------
+    outer_steps
+        Rounds.
+    local
+        Local steps of each client: `LocalSteps(lr=0.1, epochs=1, batch=64)`.
+    mu
+        μ ≥ 0: clients add μ/2 ‖θ_i − θ‖² to their losses.
+    momentum
+        β in [0, 1): of the local steps. Clients keep their momenta from round to round.
+    weight_decay
+        At least 0: clients add so much of θ_i to their gradients.
+    server
+        Whom it asks and how it waits; by default everybody, weighed by their numbers of samples.
+    """
+
+    outer_steps: int
+    local: LocalSteps
+    mu: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    server: Server = field(default_factory=lambda: Server(weighted=True))
+    max_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        check_server_protocol(self)
+        check_number(self, "mu", 0.0)
+        check_number(self, "momentum", 0.0, below=1.0)
+        check_number(self, "weight_decay", 0.0)
+
+    @property
+    def needs_outer(self) -> bool:
+        return False
+
+    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
+        if self.momentum:
+            return (MomentumSteps(self.local, iteration, self.mu, self.weight_decay, self.momentum),)
+        return (ProximalSteps(self.local, iteration, self.mu, self.weight_decay),)
+
+
+@dataclass(frozen=True)
+class ProximalSteps(Round):
+    """θ_i ← θ_i − α g; θ ← mean θ_i"""
+
+    steps: LocalSteps
+    iteration: int
+    mu: float
+    weight_decay: float
+
+    phase = "inner"
+    kind = "y"
+    reads = ("x", "y")
+    answers = ("y",)
+
+    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.counts(sizes["inner"], clients).astype(float)
+
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        theta = board["y"]
+        y, loss = self.steps.plain(at.inner(board["x"]), theta, self.iteration, self.term(theta))
+        return Answer({"y": y}, {"loss": loss})
+
+    def term(self, theta: Tensor) -> Term | None:
+        """w θ_i + μ (θ_i − θ); None where it is zero."""
+        mu, decay = self.mu, self.weight_decay
+
+        def pull(own: Tensor, rows: Rows) -> Tensor:
+            return decay * own + mu * (own - theta)
+
+        return pull if mu or decay else None
+
+
+@dataclass(frozen=True)
+class MomentumSteps(ProximalSteps):
+    """m_i ← β m_i + g, θ_i ← θ_i − α m_i; θ ← mean θ_i"""
+
+    momentum: float
+
+    levels = LEVELS | {"m": "inner"}
+    remembers = ("m",)
+
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        theta = board["y"]
+        y, m, loss = self.steps.with_momentum(
+            at.inner(board["x"]), theta, memory["m"], self.momentum, self.iteration, self.term(theta)
+        )
+        return Answer({"y": y}, {"loss": loss}, {"m": m})
