@@ -618,6 +618,13 @@ def test_dense_and_sparse_networks_have_channels_of_their_own_form(graph: nx.Gra
     for wave in played.waves[1:]:
         assert [type(channel) for channel in wave.absorption.channels] == [form, form]
         assert [channel.names for channel in wave.absorption.channels] == [("z",), ("y",)]
+    # Virtual time spells out its sums client by client.
+    virtual = play(played.setting, timing=VirtualTime(loss=0.2))
+    for name in ("z", "y"):
+        ours, theirs = (
+            [one.absorbed(wave.absorption, name) for wave in one.waves[1:]] for one in (played, virtual)
+        )
+        assert ours == theirs
 
 
 @law

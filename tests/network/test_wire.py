@@ -52,10 +52,7 @@ def test_what_was_planned_can_be_taken_back() -> None:
     graph = nx.path_graph(2, create_using=nx.DiGraph)
     nx.set_edge_attributes(graph, 1.0, "probability")
     edges = np.array([0])
-    for latency in (
-        "exponential(9)",
-        0.5,
-    ):  # the order holds a message back, or that a link carries one at a time
+    for latency in ("exponential(9)", 0.5):  # held back by the order, or by the message before
         link = wire(VirtualTime(latency=latency, bandwidth=10.0).network(graph))
         for step in range(20):
             before = link.state(edges)
