@@ -1,7 +1,8 @@
-"""A timeline played to its end, with everything it said kept as plain Python values."""
+"""A schedule played to its end, with everything it said kept as plain Python values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,8 +15,8 @@ from asyncfed.network.distributions import Table
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import Network
 from asyncfed.network.timing import Lockstep, Timing, VirtualTime
-from asyncfed.network.waves import Absorption, Conversation, Snapshot, Status, Wave
-from asyncfed.network.weights import Given, Metropolis, Uniform, Weights
+from asyncfed.network.waves import Absorption, Common, Conversation, MatrixSums, Snapshot, Status, Sums, Wave
+from asyncfed.network.weights import Given, Metropolis, Mixing, PullShares, Uniform, Weights
 from asyncfed.rng import Streams
 
 
@@ -61,6 +62,8 @@ class Recording:
             if status == Status.LINK_DOWN:
                 assert row["weight"] == 0
                 row["weight"], row["bytes"] = None, 0
+            elif math.isnan(row["weight"]):
+                row["weight"] = None
             self.rows.append(Row(**row))
 
     def steps(self, *, phase: str, **columns: Any) -> None:
@@ -72,7 +75,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Setting:
-    """All that a timeline depends on."""
+    """All that a schedule depends on."""
 
     graph: nx.Graph
     timing: Timing
@@ -84,6 +87,7 @@ class Setting:
     started_at: float = 0.0
     snapshot_every: float = 1.0
     tallied: bool = True
+    pulled: bool = False  # a second variable, "y", is weighed by its receivers
 
     def __repr__(self) -> str:
         values = {k: v for k, v in vars(self).items() if k != "graph"}
@@ -114,27 +118,41 @@ class Played:
         return {
             int(serial): (int(client), int(step))
             for wave in self.waves
-            for client, step, serial in zip(wave.absorption.clients, wave.steps, wave.emits, strict=True)
+            for client, step, serial in zip(wave.absorption.nodes, wave.steps, wave.emits, strict=True)
         }
 
-    def absorbed(self, absorption: Absorption) -> dict[int, list[tuple[int, int, float]]]:
-        """Client → what it absorbs, as (client, step, weight), in order."""
+    def absorbed(self, absorption: Absorption, name: str = "z") -> dict[int, list[tuple[int, int, float]]]:
+        """Client → what it absorbs of a variable, as (client, step, weight), in order."""
         emitted = self.emitted
         return {
             client: [(*emitted[serial], weight) for serial, weight in pairs]
-            for client, pairs in entries(absorption)
+            for client, pairs in entries(absorption, name)
         }
 
 
-def entries(absorption: Absorption) -> Iterator[tuple[int, list[tuple[int, float]]]]:
+def channel_of(absorption: Absorption, name: str = "z") -> Sums | MatrixSums:
+    """The one that brings a variable."""
+    (channel,) = (channel for channel in absorption.channels if name in channel.names)
+    assert not isinstance(channel, Common), "peers weigh what they absorb"
+    return channel
+
+
+def entries(absorption: Absorption, name: str = "z") -> Iterator[tuple[int, list[tuple[int, float]]]]:
     """(client, [(serial, weight), …]) for each row."""
-    bounds = absorption.indptr.tolist()
-    for r, client in enumerate(absorption.clients.tolist()):
+    channel = channel_of(absorption, name)
+    bounds = channel.indptr.tolist()
+    for r, client in enumerate(absorption.nodes.tolist()):
         rows = slice(bounds[r], bounds[r + 1])
-        yield (
-            client,
-            list(zip(absorption.sources[rows].tolist(), absorption.weights[rows].tolist(), strict=True)),
-        )
+        yield client, list(zip(channel.sources[rows].tolist(), channel.weights[rows].tolist(), strict=True))
+
+
+def sources_of(absorption: Absorption) -> set[int]:
+    """Every payload that somebody takes in."""
+    return {
+        source
+        for channel in absorption.channels
+        for source in ([channel.source] if isinstance(channel, Common) else channel.sources.tolist())
+    }
 
 
 def play(setting: Setting, **changes: Any) -> Played:
@@ -145,9 +163,12 @@ def play(setting: Setting, **changes: Any) -> Played:
     talk = Conversation(
         "inner", "push", setting.steps, setting.message_bytes, setting.first_step, setting.started_at
     )
-    timeline = timing.timeline(
+    mixing: Mixing = ((("z",), setting.weights.prepare(network)),)
+    if setting.pulled:
+        mixing = (*mixing, (("y",), PullShares(network)))
+    schedule = timing.among_peers(
         network,
-        setting.weights.prepare(network),
+        mixing,
         Streams(setting.seed),
         talk,
         recording,
@@ -155,7 +176,7 @@ def play(setting: Setting, **changes: Any) -> Played:
         tally=tally if setting.tallied else None,
     )
     items, rows_before = [], []
-    for item in timeline:
+    for item in schedule:
         items.append(item)
         rows_before.append(len(recording.rows))
     return Played(setting, network, recording.rows, recording.step_rows, items, rows_before, tally)
@@ -181,6 +202,8 @@ def graphs(draw: st.DrawFn, *, most: int = 6) -> nx.Graph:
     graph.add_edges_from((a, b) for a in range(n) for b in range(n) if a != b and pick.random() < 0.3)
     for _, _, marks in graph.edges(data=True):
         marks["probability"] = float(pick.choice([0.3, 0.7, 1.0]))
+        if pick.random() < 0.2:
+            marks["ordered"] = bool(pick.random() < 0.5)
     return graph
 
 
@@ -203,6 +226,7 @@ def virtual_times(draw: st.DrawFn, n: int, started_at: float) -> VirtualTime:
         bandwidth=draw(st.sampled_from([float("inf"), 50.0])),
         loss=draw(st.sampled_from([0.0, 0.3])),
         horizon=None if horizon is None else started_at + horizon,
+        ordered=draw(st.booleans()),
     )
 
 
@@ -224,4 +248,5 @@ def settings_of(draw: st.DrawFn, *, timing: str = "both") -> Setting:
         first_step=draw(st.sampled_from([0, 5])),
         started_at=started_at,
         snapshot_every=draw(st.sampled_from([1, 0.7, 3, 1000])),
+        pulled=draw(st.booleans()),
     )

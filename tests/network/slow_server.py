@@ -1,4 +1,8 @@
-"""A server's rounds once more, slowly: a queue of events, one message and one client at a time."""
+"""A server's rounds once more, slowly: a queue of events, one message and one client at a time.
+
+Nothing is planned ahead: what happens at a time is decided at that time. At one instant works end before
+requests come, and requests before answers.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ import numpy as np
 
 from asyncfed.network import Table
 from asyncfed.network.links import Network
+from asyncfed.network.schedules.asked import Ask
 from asyncfed.network.server import Server
-from asyncfed.network.server_timeline import Ask
 from asyncfed.network.waves import Status
 from asyncfed.rng import Streams
 
@@ -69,13 +73,19 @@ class Recording:
             self.steps_.append(Step(**dict(zip(columns, values, strict=True)), phase=phase))
 
 
-@dataclass
+_ORDER = {"done": 0, "request": 1, "answer": 2}
+
+
+@dataclass(eq=False)
 class _Job:
     round: int
     attempt: int
     client: int
-    goes: bool
     ask: Ask
+    sends: bool
+    goes: bool
+    versions: dict[str, int]
+    here: bool = False  # whether the request has come
 
 
 @dataclass
@@ -87,14 +97,12 @@ class _Letter:
 
 
 @dataclass
-class _Closed:
-    """What came of a round: whose answers with which weights, and those of earlier rounds."""
+class Closed:
+    """What came of a round: whose answers, of which round, with which weights."""
 
     now: float
-    fresh: dict[int, float]
-    older: dict[tuple[int, int], float]
-    held: list[int]
-    forgotten: list[tuple[int, int]]
+    used: dict[tuple[int, int], float]  # by (round, client)
+    worked: list[int]  # works ended by each client
 
 
 @dataclass
@@ -112,18 +120,25 @@ class SlowServer:
 
     def __post_init__(self) -> None:
         network = self.network
+        assert network.server is not None
+        self.hub = network.server
         self.streams = Streams(self.seed)
-        self.nodes = [node for node in range(network.n) if node != network.server]
         pairs = list(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))
         self.edge = {pair: e for e, pair in enumerate(pairs)}
         self.free: dict[int, float] = {}
         self.last: dict[int, float] = {}
-        self.queue: dict[int, list[_Job]] = {client: [] for client in range(len(self.nodes))}
-        self.events: list[tuple[float, int, str, Any]] = []
+        clients = range(network.n - 1)
+        self.at_work: dict[int, _Job | None] = dict.fromkeys(clients)
+        self.queue: dict[int, list[_Job]] = {client: [] for client in clients}  # in the order of sending
+        self.seen = dict.fromkeys(clients, -1)  # the newest attempt whose request has come
+        self.events: list[tuple[float, int, int, str, Any]] = []
         self.order = itertools.count()
         self.arrived: dict[int, dict[int, _Letter]] = {}  # of open rounds, by client
         self.shelf: list[_Letter] = []  # came too late, and not used so far
         self.closed: set[int] = set()
+        self.ended = math.inf
+        self.version: dict[str, int] = {}  # the round in which a variable last changed, from 1 on
+        self.known: dict[tuple[int, str], int] = {}
 
     # --- the network ---
 
@@ -144,7 +159,9 @@ class SlowServer:
         if self.compute is None:
             return at
         self.free[e] = max(at, self.free.get(e, -math.inf)) + size / float(self.network.bandwidth[e])
-        arrives = max(self.free[e] + self.latency(e, attempt), self.last.get(e, -math.inf))
+        arrives = self.free[e] + self.latency(e, attempt)
+        if self.network.ordered[e]:
+            arrives = max(arrives, self.last.get(e, -math.inf))
         if gets_through:
             self.last[e] = arrives
         return arrives
@@ -152,51 +169,70 @@ class SlowServer:
     def duration(self, job: _Job) -> float:
         if self.compute is None:
             return 1.0
-        client, node = job.client, self.nodes[job.client]
+        client = job.client
         if isinstance(self.compute, Table):
             row = self.compute.rows[client]
             drawn = row[job.attempt % len(row)]
         else:
-            drawn = float(
-                self.compute.quantile(self.streams.uniforms("compute", job.attempt, node, node + 1))[0]
-            )
+            uniform = self.streams.uniforms("compute", job.attempt, client, client + 1)
+            drawn = float(self.compute.quantile(uniform)[0])
         work = float(job.ask.work[job.ask.clients.tolist().index(client)])
         return drawn * self.factors[client] * work
 
     # --- events ---
 
     def push(self, time: float, what: str, value: Any) -> None:
-        heapq.heappush(self.events, (time, next(self.order), what, value))
+        heapq.heappush(self.events, (time, _ORDER[what], next(self.order), what, value))
 
     def happen(self) -> tuple[float, str, Any]:
-        time, _, what, value = heapq.heappop(self.events)
+        time, _, _, what, value = heapq.heappop(self.events)
         if what == "request":
-            self.queue[value.client].append(value)
-            if len(self.queue[value.client]) == 1:
-                self.begin(value, time)
+            self.come(value)
+            self.go_on(value.client, time)
         elif what == "done":
-            self.queue[value.client].pop(0)
+            self.at_work[value.client] = None
             self.answer(value, time)
-            if self.queue[value.client]:
-                self.begin(self.queue[value.client][0], time)
+            self.go_on(value.client, time)
         elif value.job.round in self.closed:
             self.shelf.append(value)
         else:
             self.arrived[value.job.round][value.job.client] = value
         return time, what, value
 
-    def begin(self, job: _Job, time: float) -> None:
+    def come(self, job: _Job) -> None:
+        """A request has reached its client."""
+        job.here = True
+        if self.server.requests == "all":
+            return
+        if job.attempt < self.seen[job.client]:
+            self.queue[job.client].remove(job)
+            return
+        self.seen[job.client] = job.attempt
+        queue = self.queue[job.client]
+        self.queue[job.client] = [one for one in queue if one.attempt >= job.attempt or not one.here]
+
+    def go_on(self, client: int, time: float) -> None:
+        """Begin the next work, where there is one; after the run's end only where all are worked off."""
+        queue = self.queue[client]
+        if self.server.requests == "newest":
+            queue = [job for job in queue if job.here]
+        if self.at_work[client] or not queue or not queue[0].here:
+            return
+        if time > self.ended and self.server.requests == "newest":
+            return
+        job = queue[0]
+        self.queue[client].remove(job)
+        self.at_work[client] = job
         ends = time + self.duration(job)
-        self.steps.append(Step(self.nodes[job.client], job.round, time, ends, 1, job.ask.phase))
+        self.steps.append(Step(client, job.round, time, ends, 1, job.ask.phase))
         self.push(ends, "done", job)
 
     def answer(self, job: _Job, time: float) -> None:
-        e = self.edge[self.nodes[job.client], self.network.server]
-        sends, goes = self.sends[job.attempt, job.client]
-        if not sends:
+        e = self.edge[job.client, self.hub]
+        if not job.sends:
             return self.note(job, Status.LINK_DOWN, time, None, None, None)
-        arrives = self.transfer(e, time, job.ask.answer_bytes, job.attempt, goes)
-        if not goes:
+        arrives = self.transfer(e, time, job.ask.answer_bytes, job.attempt, job.goes)
+        if not job.goes:
             return self.note(job, Status.LOST, time, None, None, None)
         importance = float(job.ask.importance[job.ask.clients.tolist().index(job.client)])
         return self.push(arrives, "answer", _Letter(job, time, arrives, importance))
@@ -210,39 +246,43 @@ class SlowServer:
         absorbed: int | None,
         weight: float | None,
     ) -> None:
-        assert self.network.server is not None
         size = 0 if status == Status.LINK_DOWN else job.ask.answer_bytes
         self.rows.append(
             Message(
-                job.round, self.nodes[job.client], self.network.server, status, sent, arrives, absorbed,
-                weight, size, job.ask.phase, job.ask.kind,
+                job.round, job.client, self.hub, status, sent, arrives, absorbed, weight, size,
+                job.ask.phase, job.ask.kind,
             )
         )  # fmt: skip
 
     # --- rounds ---
 
-    def exchange(self, ask: Ask) -> _Closed | None:
+    def one_round(self, ask: Ask) -> Closed | None:
         """None where the answers needed do not come."""
         self.arrived[self.round] = {}
         here = self.arrived[self.round]
         self.hopes: set[int] = set()
         needed = self.server.needed(len(ask.clients))
+        sizes = {
+            client: sum(
+                size
+                for name, size in ask.reads.items()
+                if self.known.get((client, name), -1) != self.version.get(name, 0)
+            )
+            for client in ask.clients.tolist()
+        }
         for _ in range(self.server.attempts):
-            self.ask(ask, [client for client in ask.clients.tolist() if client not in here])
+            self.ask(ask, [client for client in ask.clients.tolist() if client not in here], sizes)
             self.wait(ask, needed)
             self.attempt += 1
             if len(here) >= needed:
                 return self.close(ask)
         self.shelf.extend(here.values())
-        self.finish(IN_FLIGHT=True)
+        self.finish(gave_up=True)
         return None
 
-    def ask(self, ask: Ask, clients: list[int]) -> None:
-        assert self.network.server is not None
-        self.sends = getattr(self, "sends", {})
+    def ask(self, ask: Ask, clients: list[int], sizes: dict[int, int]) -> None:
         for client in clients:
-            e = self.edge[self.network.server, self.nodes[client]]
-            size = int(ask.request_bytes[ask.clients.tolist().index(client)])
+            e, size = self.edge[self.hub, client], sizes[client]
             status = Status.LINK_DOWN
             arrives: float | None = None
             if self.is_up(e):
@@ -251,19 +291,21 @@ class SlowServer:
             delivered = status == Status.DELIVERED
             self.rows.append(
                 Message(
-                    self.round, self.network.server, self.nodes[client], status, self.now,
+                    self.round, self.hub, client, status, self.now,
                     arrives if delivered else None, self.round if delivered else None,
                     None if status == Status.LINK_DOWN else 1.0,
                     0 if status == Status.LINK_DOWN else size, ask.phase, "request",
                 )
             )  # fmt: skip
             if delivered and client not in self.hopes:
-                back = self.edge[self.nodes[client], self.network.server]
+                back = self.edge[client, self.hub]
                 sends = self.is_up(back)
                 goes = sends and not self.is_lost(back)
-                self.sends[self.attempt, client] = sends, goes
+                versions = {name: self.version.get(name, 0) for name in ask.reads}
+                job = _Job(self.round, self.attempt, client, ask, sends, goes, versions)
+                self.queue[client].append(job)
                 assert arrives is not None
-                self.push(arrives, "request", _Job(self.round, self.attempt, client, goes, ask))
+                self.push(arrives, "request", job)
                 if goes:
                     self.hopes.add(client)
 
@@ -285,7 +327,7 @@ class SlowServer:
             if self.hopes - set(here):
                 return False
             waiting = (job for jobs in self.queue.values() for job in jobs)  # behind a client's older work
-            under_way = (event[3] for event in self.events)
+            under_way = (job for job in self.at_work.values() if job)
             return last_answer is not None or not any(map(mine, itertools.chain(under_way, waiting)))
 
         while self.events and self.events[0][0] <= last:
@@ -306,14 +348,13 @@ class SlowServer:
         else:
             self.now = last_answer if last_answer is not None else idle
 
-    def close(self, ask: Ask) -> _Closed:
-        assert self.network.server is not None
+    def close(self, ask: Ask) -> Closed:
         here = self.arrived.pop(self.round)
         self.closed.add(self.round)
         older: dict[int, _Letter] = {}
         forgotten: list[_Letter] = []
         for letter in sorted(self.shelf, key=lambda letter: letter.job.round):
-            if letter.job.ask.kind != ask.kind or self.server.late == "drop":
+            if letter.job.ask.series != ask.series or self.server.late == "drop":
                 continue
             if letter.job.client in older:
                 forgotten.append(older.pop(letter.job.client))
@@ -321,34 +362,37 @@ class SlowServer:
                 forgotten.append(letter)
             else:
                 older[letter.job.client] = letter
-        total = sum(letter.importance for letter in [*here.values(), *older.values()])
-        for letter in [*here.values(), *older.values()]:
+        used = [*here.values(), *older.values()]
+        total = sum(letter.importance for letter in used)
+        for letter in used:
             share = letter.importance / total
             self.note(letter.job, Status.DELIVERED, letter.sent, letter.arrives, self.round, share)
         for letter in forgotten:
             self.note(letter.job, Status.LATE, letter.sent, letter.arrives, None, None)
+        for letter in (*used, *forgotten):
+            for name, version in letter.job.versions.items():
+                key = letter.job.client, name
+                self.known[key] = max(version, self.known.get(key, -1))
         gone = [*older.values(), *forgotten]
         self.shelf = [letter for letter in self.shelf if not any(letter is other for other in gone)]
-        used = len(here) + len(older)
-        self.steps.append(Step(self.network.server, self.round, self.now, self.now, used, ask.phase))
-        held = sorted(self.hopes - set(here)) if self.server.late == "next" else []
+        self.steps.append(Step(self.hub, self.round, self.now, self.now, len(used), ask.phase))
         self.round += 1
-        return _Closed(
-            self.now,
-            {client: here[client].importance / total for client in sorted(here)},
-            {(x.job.round, x.job.client): x.importance / total for x in older.values()},
-            held,
-            sorted((x.job.round, x.job.client) for x in forgotten),
+        self.version.update(dict.fromkeys(ask.writes, self.round))
+        worked = [
+            sum(step.client == client and step.ended_at <= self.now for step in self.steps)
+            for client in range(self.hub)
+        ]
+        return Closed(
+            self.now, {(one.job.round, one.job.client): one.importance / total for one in used}, worked
         )
 
-    def finish(self, IN_FLIGHT: bool = False) -> None:
-        ended = self.now
+    def finish(self, gave_up: bool = False) -> None:
+        self.ended = self.now
         self.closed.add(self.round)
         while self.events:
             self.happen()
         for letter in self.shelf:
-            held = self.server.late == "next" or (IN_FLIGHT and letter.job.round == self.round)
-            status = Status.IN_FLIGHT if held and letter.arrives > ended else Status.LATE
+            held = self.server.late == "next" or (gave_up and letter.job.round == self.round)
+            status = Status.IN_FLIGHT if held and letter.arrives > self.ended else Status.LATE
             self.note(letter.job, status, letter.sent, letter.arrives, None, None)
         self.shelf = []
-        self.now = ended

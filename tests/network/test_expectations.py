@@ -65,7 +65,8 @@ def edges_of(network: Network) -> list[tuple[int, int]]:
 def tallied(timing: Timing, network: Network, shares: Shares, steps: int, seed: int) -> Tally:
     tally = Tally(network)
     talk = Conversation("inner", "push", steps, message_bytes=8)
-    for _ in timing.timeline(network, shares, Streams(seed), talk, Deaf(), 10**9, tally=tally):
+    mixing = ((("z",), shares),)
+    for _ in timing.among_peers(network, mixing, Streams(seed), talk, Deaf(), 10**9, tally=tally):
         pass
     return tally
 

@@ -190,10 +190,22 @@ def test_the_users_own_graph_with_labels_of_any_kind() -> None:
     graph.add_edge("hub", ("left", 1), probability=0.5)
     graph.add_edge(("left", 1), "hub", probability=0.25)
     network = compile_network(graph)
-    assert network.labels == ("hub", ("left", 1))
+    assert network.labels == (("left", 1), "hub"), "clients first, the server last"
     assert edges_of(network) == [(0, 1), (1, 0)]
-    assert network.probability.tolist() == [0.5, 0.25]
-    assert network.server == 0
+    assert network.probability.tolist() == [0.25, 0.5]
+    assert network.server == 1
+
+
+def test_the_server_stands_last_wherever_the_graph_has_it() -> None:
+    for place in range(4):
+        graph = nx.complete_graph(4)
+        nx.set_edge_attributes(graph, {(a, b): 0.1 + 0.1 * (a + b) for a, b in graph.edges}, "probability")
+        graph.graph["server"] = place
+        network = compile_network(graph)
+        assert network.labels == (*(node for node in range(4) if node != place), place)
+        assert network.server == 3
+        for (i, j), p in zip(edges_of(network), network.probability.tolist(), strict=True):
+            assert p == pytest.approx(0.1 + 0.1 * (network.labels[i] + network.labels[j]))
 
 
 def test_labels_that_are_integers_in_another_order_keep_the_graphs_order() -> None:
@@ -268,9 +280,7 @@ def test_graphs_that_are_no_network_are_refused(graph: nx.Graph, named: str) -> 
 def test_a_server_that_is_no_client_is_refused() -> None:
     graph = stochastic(nx.path_graph(2), seed=1)
     graph.graph["server"] = "hub"
-    with pytest.raises(
-        TopologyError, match="the topology's server is 'hub', which is not one of its clients"
-    ):
+    with pytest.raises(TopologyError, match="the topology's server is 'hub', which is not one of its nodes"):
         compile_network(graph)
 
 

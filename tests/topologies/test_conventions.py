@@ -107,7 +107,7 @@ def test_no_recipe_where_an_argument_is_a_graph_a_function_or_an_array() -> None
     assert "recipe" not in topologies.stochastic_directed(ring).graph
     assert "recipe" not in topologies.stochastic_undirected(ring, lambda i, j: 0.5).graph
     assert "recipe" not in topologies.stochastic_directed(4, np.full((4, 4), 0.5)).graph
-    assert "recipe" not in topologies.star(2, up={(1, 0): 0.5, (2, 0): 0.6}).graph
+    assert "recipe" not in topologies.star(2, up={(0, 2): 0.5, (1, 2): 0.6}).graph
     assert "recipe" not in topologies.with_links(ring, latency=1.0).graph
     assert "recipe" in ring.graph
 

@@ -19,8 +19,8 @@ def test_a_number_is_set_on_every_edge_of_a_copy() -> None:
 
 def test_a_function_is_asked_for_every_direction_of_a_directed_graph() -> None:
     marked = with_links(star(2), latency=lambda sender, receiver: 10 * sender + receiver)
-    assert list(marked.edges(data="latency")) == [(0, 1, 1.0), (0, 2, 2.0), (1, 0, 10.0), (2, 0, 20.0)]
-    assert marked.graph["server"] == 0
+    assert list(marked.edges(data="latency")) == [(0, 2, 2.0), (1, 2, 12.0), (2, 0, 20.0), (2, 1, 21.0)]
+    assert marked.graph["server"] == 2
 
 
 def test_a_function_is_asked_once_per_undirected_edge() -> None:

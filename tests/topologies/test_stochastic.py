@@ -156,24 +156,25 @@ def test_none_keeps_the_probabilities_of_the_base() -> None:
     assert given_probabilities(stochastic_directed(base, None)) == [0.3, 0.3, 1.0, 1.0]
 
 
-def test_a_star_has_a_server_at_node_zero() -> None:
+def test_a_star_has_its_server_last() -> None:
     graph = star(3, up=0.5, down=0.75)
     assert type(graph) is nx.DiGraph
-    assert graph.graph["server"] == 0
+    assert graph.graph["server"] == 3
+    assert list(graph) == [0, 1, 2, 3]
     assert list(graph.edges(data="probability")) == [
-        (0, 1, 0.75), (0, 2, 0.75), (0, 3, 0.75), (1, 0, 0.5), (2, 0, 0.5), (3, 0, 0.5),
+        (0, 3, 0.5), (1, 3, 0.5), (2, 3, 0.5), (3, 0, 0.75), (3, 1, 0.75), (3, 2, 0.75),
     ]  # fmt: skip
     assert set(given_probabilities(star(3))) == {1.0}
 
 
 def test_a_star_takes_ranges_functions_and_mappings_for_each_direction() -> None:
     graph = star(40, up=(0.1, 0.2), down=(0.7, 0.9), seed=5)
-    assert all(0.1 <= graph.edges[client, 0]["probability"] <= 0.2 for client in range(1, 41))
-    assert all(0.7 <= graph.edges[0, client]["probability"] <= 0.9 for client in range(1, 41))
+    assert all(0.1 <= graph.edges[client, 40]["probability"] <= 0.2 for client in range(40))
+    assert all(0.7 <= graph.edges[40, client]["probability"] <= 0.9 for client in range(40))
     both = star(40, up=(0.1, 0.2), down=(0.1, 0.2), seed=5)
     assert len(set(given_probabilities(both))) == 80
-    mixed = star(2, up=lambda sender, receiver: sender / 10, down={(0, 1): 0.3, (0, 2): 0.4})
-    assert given_probabilities(mixed) == [0.3, 0.4, 0.1, 0.2]
+    mixed = star(2, up=lambda sender, receiver: (sender + 1) / 10, down={(2, 0): 0.3, (2, 1): 0.4})
+    assert given_probabilities(mixed) == [0.1, 0.2, 0.3, 0.4]
 
 
 def test_a_directed_base_is_refused_for_undirected_links() -> None:
@@ -211,8 +212,8 @@ def test_a_probability_out_of_range_names_its_edge() -> None:
         stochastic_directed(2, np.full((2, 2), np.nan))
     with pytest.raises(TopologyError, match=r"probability of edge 0→1 is 'high'; it must lie"):
         stochastic_directed(2, {(0, 1): "high", (1, 0): 0.5})
-    with pytest.raises(TopologyError, match=r"probability of edge 2→0 is -0.1; it must lie"):
-        star(2, up={(1, 0): 0.5, (2, 0): -0.1})
+    with pytest.raises(TopologyError, match=r"probability of edge 1→2 is -0.1; it must lie"):
+        star(2, up={(0, 2): 0.5, (1, 2): -0.1})
 
 
 @BOTH

@@ -10,13 +10,17 @@ waves: the clients absorb the server's payload, the server absorbs theirs, weigh
     too late    an answer that comes after the round has closed is dropped, or held for the next round of its
                 series that closes after it has come: there it counts with the others (but not for the
                 quorum), unless one that its client made later is there as well
-    replacing   a client works on one request after the other; one that it has not begun when a newer one
-                comes is replaced by it (or not, where the server says so)
+    replacing   a client works on one request at a time; one that it has not begun when a newer one comes is
+                forgotten (and so is one that a newer one has overtaken); or it works off all of them, in the
+                order in which they were sent, where the server says so
 
 Without a deadline the server knows when nothing more will come: a lost message holds nobody up, and an
 attempt whose requests all fail takes no time. A client works on each request for its compute time times the
 number of local steps; one that repeats a request whose answer is going to come changes nothing. In lockstep a
 round (each attempt) takes one unit of time and nothing is late.
+
+What a client has not begun when a round closes is not decided, for newer requests may come: it waits, and
+what is known of its answer is a forecast, right as long as none does. So nothing begins after the run's end.
 
 Every variable of the server has a version: the payload in which it last changed. A request carries what the
 client is not known to have, and it is known to have what it has answered to.
@@ -78,9 +82,10 @@ class _Work:
     client: int
     versions: dict[str, int]
     importance: float
-    begun: float
-    done: float
-    arrives: float  # infinite where the answer gets lost
+    reached: float
+    takes: float
+    done: float = np.nan  # this and what follows once it is begun
+    arrives: float = np.nan  # infinite where the answer gets lost
     payload: int = -1
 
 
@@ -90,11 +95,19 @@ class _Attempt:
 
     number: int
     clients: IntArray
+    reached: FloatArray
+    takes: FloatArray
     begun: FloatArray
     done: FloatArray
     up: BoolArray
     goes: BoolArray
     arrives: FloatArray  # infinite where the answer gets lost
+
+    def only(self, some: BoolArray) -> _Attempt:
+        return _Attempt(
+            self.number, self.clients[some], self.reached[some], self.takes[some], self.begun[some],
+            self.done[some], self.up[some], self.goes[some], self.arrives[some],
+        )  # fmt: skip
 
 
 class AskedSchedule:
@@ -119,14 +132,15 @@ class AskedSchedule:
         self.n = n = network.n - 1
         self._node = n  # the server stands last
         self._working = np.full(n, -np.inf)  # until when each client is
-        self._queued: dict[int, _Work] = {}  # by client: not begun, so it may be replaced
+        self._waiting: dict[int, list[_Work]] = {}  # by client: not begun, so a newer one may replace them
+        self._begun: list[_Attempt | _Work] = []  # to be computed; of each client in the order of its works
         self._late: dict[str, list[_Work]] = {}
-        self._due: list[_Work] = []  # begun, and to be computed
         self._version: dict[str, int] = {}
         self._known: dict[str, IntArray] = {}
         self._boards: set[int] = set()  # payloads of the server that may still be read
         self._next_payload = 0
-        self.worked = np.zeros(n, dtype=np.int64)  # rounds that each client has
+        self._ended = np.zeros(n, dtype=np.int64)  # works that each client had ended at the last look
+        self._ends: list[tuple[IntArray, FloatArray]] = []  # clients and times of those after it
         self.now = 0.0
         self._attempt = 0  # counts them over the whole run: what links, losses and durations are drawn by
         self.round = 0
@@ -146,11 +160,9 @@ class AskedSchedule:
         importance = ask.importance[place]  # of every client; of those not asked it means nothing
         sizes = self._request_bytes(ask)
         needed = self._server.needed(len(ask.clients))
-        attempts: list[_Attempt] = []
         for _ in range(self._server.attempts):
             missing = np.flatnonzero(asked & ~(arrives <= self.now))
             attempt, idle_at = self._ask(ask, missing, place[missing], sizes, arrives)
-            attempts.append(attempt)
             arrives[attempt.clients] = np.where(attempt.goes, attempt.arrives, arrives[attempt.clients])
             self.now = self._closing_time(arrives, len(ask.clients), needed, idle_at)
             self._attempt += 1
@@ -159,15 +171,15 @@ class AskedSchedule:
             if len(here) >= needed:
                 break
         else:
-            self._give_up(ask, attempts, importance)
+            self._give_up(ask, importance)
             raise QuorumError(
                 ask.phase, ask.kind, self.round, len(here), needed, len(ask.clients), self._server.attempts
             )
-        yield from self._close(ask, attempts, here, importance)
+        yield from self._close(ask, here, importance)
 
     def parts_wanted(self) -> set[int]:
         """The parts whose works are not all handed out yet."""
-        return {work.ask.part for work in self._queued.values()}
+        return {work.ask.part for works in self._waiting.values() for work in works}
 
     def snapshot(self, *, final: bool) -> Snapshot:
         """Everybody with the server's variables of now. The final one ends the run."""
@@ -175,9 +187,7 @@ class AskedSchedule:
         arrived = sum(work.arrives <= self.now for work in held)
         unrecorded = Unrecorded(arrived, len(held) - arrived, sum(work.ask.answer_bytes for work in held))
         everyone = Absorption(np.arange(self.n, dtype=np.int64), self._commons(self._version))
-        return Snapshot(
-            everyone, self.now, self.worked.copy(), final, unrecorded=unrecorded, rounds=self.round
-        )
+        return Snapshot(everyone, self.now, self._worked(), final, unrecorded=unrecorded, rounds=self.round)
 
     def finish(self) -> None:
         """What nobody has used when the run ends was late, or is in flight for ever."""
@@ -186,6 +196,16 @@ class AskedSchedule:
                 status = Status.LATE if work.arrives <= self.now else Status.IN_FLIGHT
                 self._record_answer(work, status, -1, np.nan)
         self._late = {}
+
+    def _worked(self) -> IntArray:
+        """Works that each client has ended by now."""
+        ends, self._ends = self._ends, []
+        for clients, done in ends:
+            over = done <= self.now
+            np.add.at(self._ended, clients[over], 1)
+            if not over.all():
+                self._ends.append((clients[~over], done[~over]))
+        return self._ended.copy()
 
     # --- one attempt ---------------------------------------------------------------------------------
 
@@ -204,24 +224,51 @@ class AskedSchedule:
             )  # fmt: skip
         new = fates.goes & ~np.isfinite(arrives[clients])  # else at work on it already, or it has answered
         workers, reached = clients[new], fates.arrives[new]
-        if self._queued:
-            self._replace(workers, reached)
         begun = np.maximum(reached, self._working[workers])
         if self._compute is None:
+            takes = np.ones(len(workers))
             done = np.full(len(workers), now + 1.0)
         else:
-            done = begun + self._durations(workers) * ask.work[place[new]]
+            takes = self._durations(workers) * ask.work[place[new]]
+            done = begun + takes
         up_edges = self._up[workers]
         before = self._wire.state(up_edges)
+        for at in self._behind_others(workers):
+            begun[at] = self._look_ahead(ask, int(workers[at]), float(reached[at]), float(takes[at]))
+            done[at] = begun[at] + takes[at]
         answers = self._wire.send(up_edges, self._attempt, done, ask.answer_bytes)
         idle_at = now + 1.0
         if self._compute is not None:
             idle_at = float(max(now, reached.max(initial=now), done.max(initial=now)))
-            if self._server.requests == "newest" and len(workers):
+            if self._replaces and len(workers):
                 # Until it begins, a work may be replaced, and then it will not have used the link.
                 self._wire.restore(up_edges, before)
         found = np.where(answers.goes, answers.arrives, np.inf)
-        return _Attempt(self._attempt, workers, begun, done, answers.up, answers.goes, found), idle_at
+        attempt = _Attempt(
+            self._attempt, workers, reached, takes, begun, done, answers.up, answers.goes, found
+        )  # fmt: skip
+        return attempt, idle_at
+
+    @property
+    def _replaces(self) -> bool:
+        return self._compute is not None and self._server.requests == "newest"
+
+    def _behind_others(self, clients: IntArray) -> list[int]:
+        """Places of those for whom older requests wait."""
+        if not self._waiting:
+            return []
+        return [at for at, client in enumerate(clients.tolist()) if client in self._waiting]
+
+    def _look_ahead(self, ask: Ask, client: int, reached: float, takes: float) -> float:
+        """When a client would begin a new work behind those that wait; these would use the link before it."""
+        new = _Work(ask, self.round, self._attempt, client, {}, 0.0, reached, takes)
+        for work, begun in _in_turn([*self._waiting[client], new], float(self._working[client])):
+            if work is new:
+                return begun
+            self._wire.send(
+                self._up[[client]], work.attempt, np.array([begun + work.takes]), work.ask.answer_bytes
+            )  # fmt: skip
+        raise AssertionError("the newest request is never forgotten")
 
     def _durations(self, clients: IntArray) -> FloatArray:
         """What one local step of each takes."""
@@ -250,104 +297,113 @@ class AskedSchedule:
 
     def _settle(self, ask: Ask, attempt: _Attempt, importance: FloatArray) -> None:
         """What was begun by now has happened; what was not waits, and may be replaced."""
-        begun = attempt.begun <= self.now
-        if self._compute is None or self._server.requests == "all":
-            begun = np.ones(len(begun), dtype=np.bool_)
-        elif not begun.all():
-            for at in np.flatnonzero(~begun).tolist():
-                self._queued[int(attempt.clients[at])] = self._work(ask, attempt, at, importance)
-        if self._compute is not None and self._server.requests == "newest":
-            for client in [c for c, work in self._queued.items() if work.begun <= self.now]:
-                self._begin(self._queued.pop(client))
-            edges = self._up[attempt.clients[begun]]
-            self._wire.send(edges, attempt.number, attempt.done[begun], ask.answer_bytes)
-        clients, done = attempt.clients[begun], attempt.done[begun]
-        self._working[clients] = done
-        self.worked[clients] += 1
-        if len(clients):
-            self._wire.record_steps(
-                clients, step=self.round, started_at=attempt.begun[begun], ended_at=done, absorbed=1,
-                phase=ask.phase,
-            )  # fmt: skip
-        self._record_failed(ask, self.round, clients, done, attempt.up[begun], attempt.goes[begun])
-        attempt.clients, attempt.begun, attempt.done = clients, attempt.begun[begun], done
-        attempt.up, attempt.goes, attempt.arrives = (
-            attempt.up[begun], attempt.goes[begun], attempt.arrives[begun]
-        )  # fmt: skip
+        if self._replaces:
+            at_once = attempt.begun <= self.now
+            at_once[self._behind_others(attempt.clients)] = False
+            for at in np.flatnonzero(~at_once).tolist():
+                work = self._work(ask, attempt, at, importance)
+                self._waiting.setdefault(work.client, []).append(work)
+            for client in list(self._waiting):
+                self._go_on(client)
+            if not at_once.all():
+                attempt = attempt.only(at_once)
+            self._wire.send(self._up[attempt.clients], attempt.number, attempt.done, ask.answer_bytes)
+        if len(attempt.clients):
+            self._set_to_work(ask, self.round, attempt)
+            self._begun.append(attempt)
 
-    def _replace(self, clients: IntArray, reached: FloatArray) -> None:
-        """Newer requests have reached these clients: what they have not begun by then they never will."""
-        for client, at in zip(clients.tolist(), reached.tolist(), strict=True):
-            work = self._queued.pop(client, None)
-            if work is not None and work.begun <= at:
-                self._begin(work)
+    def _go_on(self, client: int) -> None:
+        """Begin what a client begins by now of the works that wait for it, and forget what it never will."""
+        waiting = self._waiting.pop(client)
+        for work, begun in _in_turn(waiting, float(self._working[client])):
+            if begun > self.now:
+                break
+            waiting = [other for other in waiting if other.attempt > work.attempt]
+            self._begin(work, begun)
+        here = [work.attempt for work in waiting if work.reached < self._working[client]]
+        waiting = [work for work in waiting if work.attempt >= max(here, default=0)]
+        if waiting:
+            self._waiting[client] = waiting
 
-    def _begin(self, work: _Work) -> None:
-        """A work that waited is begun, and its answer will be sent; its round has closed without it, or will
+    def _begin(self, work: _Work, begun: float) -> None:
+        """A work that waited is begun, and its answer will be sent: its round has closed without it, or will
         find it among its answers.
         """
         client, ask = np.array([work.client]), work.ask
-        fate = self._wire.send(self._up[client], work.attempt, np.array([work.done]), ask.answer_bytes)
-        self._working[work.client] = work.done
-        self.worked[work.client] += 1
+        done = np.array([begun + work.takes])
+        fate = self._wire.send(self._up[client], work.attempt, done, ask.answer_bytes)
+        work.done, work.arrives = float(done[0]), float(fate.arrives[0]) if fate.goes[0] else np.inf
+        self._set_to_work(
+            ask, work.round,
+            _Attempt(
+                work.attempt, client, np.array([work.reached]), np.array([work.takes]), np.array([begun]),
+                done, fate.up, fate.goes, fate.arrives,
+            ),
+        )  # fmt: skip
+        self._begun.append(work)
+
+    def _set_to_work(self, ask: Ask, round: int, attempt: _Attempt) -> None:
+        clients, done, goes = attempt.clients, attempt.done, attempt.goes
+        self._working[clients] = done
+        self._ends.append((clients, done))
         self._wire.record_steps(
-            client, step=work.round, started_at=work.begun, ended_at=work.done, absorbed=1, phase=ask.phase
+            clients, step=round, started_at=attempt.begun, ended_at=done, absorbed=1, phase=ask.phase
         )
-        self._record_failed(ask, work.round, client, np.array([work.done]), fate.up, fate.goes)
-        self._due.append(work)
+        if not goes.all():
+            failed = ~goes
+            self._wire.record(
+                clients[failed], self._node,
+                np.where(attempt.up[failed], np.uint8(Status.LOST), np.uint8(Status.LINK_DOWN)),
+                step=round, sent_at=done[failed], arrived_at=np.nan, absorbed_step=-1, weight=np.nan,
+                bytes=ask.answer_bytes, phase=ask.phase, kind=ask.kind,
+            )  # fmt: skip
 
     def _work(self, ask: Ask, attempt: _Attempt, at: int, importance: FloatArray) -> _Work:
         client = int(attempt.clients[at])
         return _Work(
             ask, self.round, attempt.number, client, self._versions(ask), float(importance[client]),
-            float(attempt.begun[at]), float(attempt.done[at]), float(attempt.arrives[at]),
+            float(attempt.reached[at]), float(attempt.takes[at]), float(attempt.done[at]),
+            float(attempt.arrives[at]),
         )  # fmt: skip
 
-    def _give_up(self, ask: Ask, attempts: list[_Attempt], importance: FloatArray) -> None:
+    def _give_up(self, ask: Ask, importance: FloatArray) -> None:
         """For want of a quorum: what is under way is late."""
-        works = [
-            self._work(ask, attempt, at, importance)
-            for attempt in attempts
-            for at in np.flatnonzero(attempt.goes).tolist()
-        ]
-        works += [work for work in self._due if np.isfinite(work.arrives)]
+        works: list[_Work] = []
+        for one in self._begun:
+            if isinstance(one, _Work):
+                if not np.isfinite(one.arrives):
+                    continue
+                if one.round == self.round:
+                    works.append(one)
+                else:
+                    self._put_aside(one)
+            else:
+                works += [self._work(ask, one, at, importance) for at in np.flatnonzero(one.goes).tolist()]
         self._late.setdefault("", []).extend(works)
         self.finish()
 
     # --- closing -------------------------------------------------------------------------------------
 
-    def _close(
-        self, ask: Ask, attempts: list[_Attempt], here: IntArray, importance: FloatArray
-    ) -> Iterator[Wave]:
-        hold, series = self._server.late == "next", ask.series
-        # The works to be computed, by attempt (only the last one's, unless clients remember).
+    def _close(self, ask: Ask, here: IntArray, importance: FloatArray) -> Iterator[Wave]:
+        series = ask.series
+        # Of those whose answers are here.
         payload = np.full(self.n, -1, dtype=np.int64)
         sent = np.full(self.n, np.nan)
         arrives = np.full(self.n, np.nan)
         waves: list[Wave] = []
         unused: list[int] = []
-        for attempt in attempts:
-            # A client's works in the order in which it did them: what it remembers depends on it.
-            waves += self._due_waves(attempt.number, payload, sent, arrives, unused, here, hold)
-            late = attempt.goes & (attempt.arrives > self.now)
-            used = attempt.goes & ~late
-            wanted = np.ones(len(used), dtype=np.bool_) if ask.remembers else used | (late & hold)
-            chosen = np.flatnonzero(wanted)
-            clients = attempt.clients[chosen]
-            serials = self._serials(len(clients))
-            if len(clients):
-                waves.append(self._clients_wave(ask.part, self.round, clients, serials, self._versions(ask)))
-            mine = attempt.clients[used]
-            payload[mine] = serials[used[chosen]]
-            sent[mine], arrives[mine] = attempt.done[used], attempt.arrives[used]
-            unused += serials[~used[chosen] & ~(late[chosen] & hold)].tolist()
-            if late.any():
-                number = dict(zip(clients.tolist(), serials.tolist(), strict=True))
-                for at in np.flatnonzero(late).tolist():
-                    work = self._work(ask, attempt, at, importance)
-                    work.payload = number.get(work.client, -1)
-                    self._put_aside(work, series, hold)
-        waves += self._due_waves(self._attempt, payload, sent, arrives, unused, here, hold)
+        begun, self._begun = self._begun, []
+        for one in begun:
+            if isinstance(one, _Work):
+                used = one.round == self.round and one.arrives <= self.now
+                waves += self._wave_of_one(one, used, unused)
+                if used:
+                    payload[one.client], sent[one.client] = one.payload, one.done
+                    arrives[one.client] = one.arrives
+            else:
+                waves += self._wave_of_many(ask, one, importance, payload, unused)
+                mine = one.goes & (one.arrives <= self.now)
+                sent[one.clients[mine]], arrives[one.clients[mine]] = one.done[mine], one.arrives[mine]
         older, worthless = self._take_late(series, here)
         total = importance[here].sum() + sum(work.importance for work in older)
         weights = importance[here] / total
@@ -374,42 +430,44 @@ class AskedSchedule:
         yield self._server_wave(ask.part, (channel,), ask.writes, [*sources.tolist(), *unused])
         self.round += 1
 
-    def _due_waves(
-        self,
-        before: int,
-        payload: IntArray,
-        sent: FloatArray,
-        arrives: FloatArray,
-        unused: list[int],
-        here: IntArray,
-        hold: bool,
+    def _wave_of_many(
+        self, ask: Ask, attempt: _Attempt, importance: FloatArray, payload: IntArray, unused: list[int]
     ) -> Iterator[Wave]:
-        """Works that had waited and are begun by now, each in a wave of its own: those of this or
-        earlier rounds that were asked for in attempts before that one.
-        """
-        due = sorted((work for work in self._due if work.attempt < before), key=lambda work: work.attempt)
-        self._due = [work for work in self._due if work.attempt >= before]
-        for work in due:
-            of_this = work.round == self.round
-            used = of_this and work.arrives <= self.now and payload[work.client] < 0 and work.client in here
-            goes = bool(np.isfinite(work.arrives))
-            if used or work.ask.remembers or (goes and hold):
-                serial = self._serials(1)
-                work.payload = int(serial[0])
-                client = np.array([work.client])
-                yield self._clients_wave(work.ask.part, work.round, client, serial, work.versions)
-                if not used and not (goes and hold):
-                    unused.append(work.payload)
-            if used:
-                payload[work.client], sent[work.client] = work.payload, work.done
-                arrives[work.client] = work.arrives
-            elif goes:
-                self._put_aside(work, work.ask.series, hold)
+        """Works that did not have to wait; those that matter (the others only where clients remember)."""
+        hold = self._server.late == "next"
+        late = attempt.goes & (attempt.arrives > self.now)
+        used = attempt.goes & ~late
+        wanted = np.ones(len(used), dtype=np.bool_) if ask.remembers else used | (late & hold)
+        serials = np.full(len(used), -1, dtype=np.int64)
+        serials[wanted] = self._serials(int(wanted.sum()))
+        payload[attempt.clients[used]] = serials[used]
+        unused += serials[wanted & ~used & ~(late & hold)].tolist()
+        for at in np.flatnonzero(late).tolist():
+            work = self._work(ask, attempt, at, importance)
+            work.payload = int(serials[at])
+            self._put_aside(work)
+        if wanted.any():
+            versions = self._versions(ask)
+            yield self._clients_wave(ask.part, self.round, attempt.clients[wanted], serials[wanted], versions)
 
-    def _put_aside(self, work: _Work, series: str, hold: bool) -> None:
+    def _wave_of_one(self, work: _Work, used: bool, unused: list[int]) -> Iterator[Wave]:
+        """A work of this or an earlier round that had waited and is begun by now."""
+        late = bool(np.isfinite(work.arrives)) and not used
+        held = late and self._server.late == "next"
+        if used or held or work.ask.remembers:
+            serial = self._serials(1)
+            work.payload = int(serial[0])
+            client = np.array([work.client])
+            yield self._clients_wave(work.ask.part, work.round, client, serial, work.versions)
+            if not (used or held):
+                unused.append(work.payload)
+        if late:
+            self._put_aside(work)
+
+    def _put_aside(self, work: _Work) -> None:
         """An answer that missed its round."""
-        if hold:
-            self._late.setdefault(series, []).append(work)
+        if self._server.late == "next":
+            self._late.setdefault(work.ask.series, []).append(work)
         else:
             self._record_answer(work, Status.LATE, -1, np.nan)
 
@@ -481,8 +539,9 @@ class AskedSchedule:
         for name in writes:
             self._version[name] = int(emits[0])
         wanted = set(self._version.values())
-        for work in self._queued.values():
-            wanted.update(work.versions.values())
+        for works in self._waiting.values():
+            for work in works:
+                wanted.update(work.versions.values())
         stale = self._boards - wanted
         self._boards = (self._boards & wanted) | {int(emits[0])}
         released = np.array(sorted((*used, *stale)), dtype=np.int64)
@@ -500,15 +559,18 @@ class AskedSchedule:
             phase=work.ask.phase, kind=work.ask.kind,
         )  # fmt: skip
 
-    def _record_failed(
-        self, ask: Ask, round: int, clients: IntArray, done: FloatArray, up: BoolArray, goes: BoolArray
-    ) -> None:
-        if goes.all():
-            return
-        failed = ~goes
-        self._wire.record(
-            clients[failed], self._node,
-            np.where(up[failed], np.uint8(Status.LOST), np.uint8(Status.LINK_DOWN)),
-            step=round, sent_at=done[failed], arrived_at=np.nan, absorbed_step=-1, weight=np.nan,
-            bytes=ask.answer_bytes, phase=ask.phase, kind=ask.kind,
-        )  # fmt: skip
+
+def _in_turn(works: list[_Work], free: float) -> Iterator[tuple[_Work, float]]:
+    """Which of the works that wait for a client it begins, and when, if no newer ones come: `free` is when it
+    has done what it is at. What is older than a work that is begun is forgotten.
+    """
+    while works:
+        here = [work for work in works if work.reached < free]
+        if here:
+            next_one = max(here, key=lambda work: work.attempt)
+        else:
+            next_one = min(works, key=lambda work: (work.reached, work.attempt))
+        begun = max(free, next_one.reached)
+        yield next_one, begun
+        free = begun + next_one.takes
+        works = [work for work in works if work.attempt > next_one.attempt]

@@ -255,7 +255,7 @@ class PacedSchedule:
                 sent_at=now,
                 arrived_at=np.nan,
                 absorbed_step=-1,
-                weight=weights[failed],
+                weight=0.0 if self._mixing[0][1].by_receiver else weights[failed],
                 bytes=talk.message_bytes,
                 phase=talk.phase,
                 kind=talk.kind,
@@ -267,6 +267,12 @@ class PacedSchedule:
         if not letters:
             return
         senders, steps, arrives, _, sent, _, weights = zip(*letters, strict=True)
+        first = self._mixing[0][1]
+        if not first.by_receiver:
+            weight = np.array([own[0] for own in weights])
+        else:  # who has not received a message has not weighed it
+            known = status == Status.DELIVERED
+            weight = np.full(len(letters), first.of_receiver(len(letters)) if known else np.nan)
         self._wire.record(
             np.array(senders, dtype=np.int64),
             receiver,
@@ -275,7 +281,7 @@ class PacedSchedule:
             sent_at=np.array(sent),
             arrived_at=np.array(arrives),
             absorbed_step=absorbed_step,
-            weight=np.array([own[0] for own in weights]),
+            weight=weight,
             bytes=self._talk.message_bytes,
             phase=self._talk.phase,
             kind=self._talk.kind,

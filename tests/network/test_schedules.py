@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import networkx as nx
@@ -12,10 +13,23 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from asyncfed.network.links import Network
 from asyncfed.network.timing import Lockstep, VirtualTime
-from asyncfed.network.waves import Snapshot, Status, Wave
+from asyncfed.network.waves import MatrixSums, Snapshot, Status, Sums, Unrecorded, Wave
+from asyncfed.network.weights import PullShares
 from asyncfed.rng import Streams
-from tests.network.played import Played, Setting, StepRow, entries, given_weights, graphs, play, settings_of
+from tests.network.played import (
+    Played,
+    Row,
+    Setting,
+    StepRow,
+    entries,
+    given_weights,
+    graphs,
+    play,
+    settings_of,
+    sources_of,
+)
 
 law = settings(max_examples=80, deadline=None, derandomize=True)
 UP = (Status.DELIVERED, Status.LOST, Status.IN_FLIGHT)
@@ -33,7 +47,7 @@ def test_a_wave_absorbs_only_what_earlier_waves_emitted_and_nobody_has_released(
     alive: set[int] = set()
     ever: set[int] = set()
     for item in play(setting).items:
-        assert set(item.absorption.sources.tolist()) <= alive
+        assert sources_of(item.absorption) <= alive
         if isinstance(item, Wave):
             emits = item.emits.tolist()
             assert not ever & set(emits)
@@ -47,14 +61,55 @@ def test_a_wave_absorbs_only_what_earlier_waves_emitted_and_nobody_has_released(
 
 @law
 @given(settings_of())
+def test_values_are_there_when_they_are_wanted_and_are_those_the_trace_tells_of(setting: Setting) -> None:
+    """Waves and looks are executed with histories for values. From the trace alone: after k steps that have
+    ended a client stands where it was when step k began, or where that would begin from now.
+    """
+    played = play(setting)
+    absorbed: dict[tuple[int, int], list[Row]] = {}
+    for row in played.rows:
+        if row.absorbed_step is not None:
+            absorbed.setdefault((row.receiver, row.absorbed_step), []).append(row)
+
+    def sources(client: int, step: int, by: float) -> list[int]:
+        """What a client has taken in at a time after so many steps, itself included."""
+        rows = [row for row in absorbed.get((client, step), []) if (row.arrived_at or 0.0) <= by]
+        own = [(client, step - 1)] if step > setting.first_step else []
+        return sorted(history(*key) for key in [*((row.sender, row.step) for row in rows), *own])
+
+    @cache
+    def history(client: int, step: int) -> int:
+        return hash((client, step, *sources(client, step, np.inf)))
+
+    alive: dict[int, int] = {}
+    for item in played.items:
+        nodes = item.absorption.nodes.tolist()
+        found = {
+            client: sorted(alive[serial] for serial, _ in pairs) for client, pairs in entries(item.absorption)
+        }
+        if isinstance(item, Wave):
+            for client, step, serial in zip(nodes, item.steps.tolist(), item.emits.tolist(), strict=True):
+                alive[serial] = hash((client, step, *found[client]))
+                assert alive[serial] == history(client, step)
+            for serial in item.released.tolist():
+                del alive[serial]
+            continue
+        for client, steps in zip(nodes, item.steps.tolist(), strict=True):
+            ended = [row for row in played.step_rows if row.client == client and row.ended_at <= item.time]
+            assert steps == setting.first_step + len(ended)
+            assert found[client] == sources(client, steps, item.time)
+
+
+@law
+@given(settings_of())
 def test_payloads_are_kept_no_longer_than_somebody_may_still_want_them(setting: Setting) -> None:
     played = play(setting)
     last_use: dict[int, int] = {}
     released_at: dict[int, int] = {}
     for at, wave in enumerate(played.waves):
-        last_use.update(dict.fromkeys(wave.absorption.sources.tolist(), at))
+        last_use.update(dict.fromkeys(sources_of(wave.absorption), at))
         released_at.update(dict.fromkeys(wave.released.tolist(), at))
-    wanted = set(played.snapshots[-1].absorption.sources.tolist())
+    wanted = sources_of(played.snapshots[-1].absorption)
     emitted = played.emitted
     in_flight = {(row.sender, row.step) for row in played.rows if row.status == Status.IN_FLIGHT}
     for serial, sender_and_step in emitted.items():
@@ -82,7 +137,7 @@ def test_every_client_makes_its_steps_one_by_one_and_absorbs_its_own_last_payloa
         if isinstance(item, Snapshot):
             assert item.steps.tolist() == done
         else:
-            clients = item.absorption.clients.tolist()
+            clients = item.absorption.nodes.tolist()
             assert clients == sorted(set(clients))
             absorbed = played.absorbed(item.absorption)
             for client, step in zip(clients, item.steps.tolist(), strict=True):
@@ -110,12 +165,12 @@ def test_mass_is_conserved_while_messages_are_in_flight(setting: Setting) -> Non
 
     for item in played.items:
         absorbed = played.absorbed(item.absorption)
-        begun = dict(zip(item.absorption.clients.tolist(), item.steps.tolist(), strict=True))
+        begun = dict(zip(item.absorption.nodes.tolist(), item.steps.tolist(), strict=True))
         sums = {client: total(client, begun[client], absorbed[client]) for client in absorbed}
         if isinstance(item, Wave):
             omega.update({(client, begun[client]): sums[client] for client in sums})
             continue
-        on_the_way = lost = 0.0
+        on_the_way = waiting = lost = 0.0
         for row in played.rows:
             if row.sent_at <= item.time and row.weight is not None:
                 mass = row.weight * omega[row.sender, row.step]
@@ -123,7 +178,9 @@ def test_mass_is_conserved_while_messages_are_in_flight(setting: Setting) -> Non
                     lost += mass
                 elif row.arrived_at is not None and row.arrived_at > item.time:
                     on_the_way += mass
-        assert sum(sums.values()) + on_the_way + lost == pytest.approx(played.network.n, abs=1e-9)
+                elif row.absorbed_step is not None and row.absorbed_step > begun[row.receiver]:
+                    waiting += mass  # it has come while its receiver is at work
+        assert sum(sums.values()) + on_the_way + waiting + lost == pytest.approx(played.network.n, abs=1e-9)
         if not played.network.loss.any():
             assert lost == 0
 
@@ -190,7 +247,7 @@ def test_the_trace_says_exactly_what_the_waves_absorb(setting: Setting) -> None:
     )
     done: Counter[tuple[object, ...]] = Counter()
     for item in [*played.waves, played.snapshots[-1]]:
-        begun = dict(zip(item.absorption.clients.tolist(), item.steps.tolist(), strict=True))
+        begun = dict(zip(item.absorption.nodes.tolist(), item.steps.tolist(), strict=True))
         for client, sources in played.absorbed(item.absorption).items():
             done.update((client, begun[client], *source) for source in sources if source[0] != client)
     assert said == done
@@ -218,11 +275,13 @@ def test_snapshots_come_in_order_and_know_what_the_trace_does_not_hold_yet(setti
         if not isinstance(item, Snapshot):
             continue
         sent = [row for row in played.rows if row.sent_at <= item.time]
-        assert recorded + item.waiting + item.on_the_way == len(sent)
+        unrecorded = item.unrecorded
+        assert recorded + unrecorded.arrived + unrecorded.on_the_way == len(sent)
+        assert unrecorded.bytes == setting.message_bytes * (unrecorded.arrived + unrecorded.on_the_way)
         if isinstance(setting.timing, Lockstep) or item.final:
-            assert (item.waiting, item.on_the_way) == (0, 0)
+            assert (unrecorded.arrived, unrecorded.on_the_way) == (0, 0)
             continue
-        assert item.on_the_way == sum(
+        assert unrecorded.on_the_way == sum(
             row.arrived_at is not None and row.arrived_at > item.time for row in sent
         )
         waiting = 0
@@ -231,7 +290,7 @@ def test_snapshots_come_in_order_and_know_what_the_trace_does_not_hold_yet(setti
                 assert row.absorbed_step is not None
                 absorber = steps.get((row.receiver, row.absorbed_step))
                 waiting += absorber is None or absorber.started_at >= item.time
-        assert item.waiting == waiting
+        assert unrecorded.arrived == waiting
 
 
 @law
@@ -247,7 +306,7 @@ def test_looking_more_often_changes_nothing(setting: Setting) -> None:
 
 @law
 @given(settings_of())
-def test_the_same_setting_gives_the_same_timeline_twice(setting: Setting) -> None:
+def test_the_same_setting_gives_the_same_schedule_twice(setting: Setting) -> None:
     one, two = play(setting), play(setting)
     assert one.rows == two.rows
     assert one.step_rows == two.step_rows
@@ -329,7 +388,7 @@ def test_another_clients_pace_leaves_every_link_draw_as_it_was(setting: Setting,
 
 @law
 @given(settings_of(timing="virtual"), st.floats(0.05, 12))
-def test_a_horizon_cuts_the_timeline_and_changes_nothing_before(setting: Setting, horizon: float) -> None:
+def test_a_horizon_cuts_the_schedule_and_changes_nothing_before(setting: Setting, horizon: float) -> None:
     assert isinstance(setting.timing, VirtualTime)
     end = setting.started_at + horizon
     cut = play(setting, timing=replace(setting.timing, horizon=end))
@@ -350,10 +409,14 @@ def test_a_horizon_cuts_the_timeline_and_changes_nothing_before(setting: Setting
 def test_an_arrival_is_sending_waiting_putting_on_the_wire_and_latency(
     graph: nx.Graph, seed: int, loss: float, bandwidth: float
 ) -> None:
-    """Recomputed edge by edge from the rows alone, for constant and for random latency."""
+    """Recomputed edge by edge from the rows alone, for constant and for random latency, and behind those
+    before it unless the link is said to let messages overtake.
+    """
     assume(len(graph) > 1)
     for latency in ("constant(0.7)", "uniform(0.2, 1.9)"):
-        timing = VirtualTime("exponential(1)", latency=latency, bandwidth=bandwidth, loss=loss)
+        timing = VirtualTime(
+            "exponential(1)", latency=latency, bandwidth=bandwidth, loss=loss, ordered=seed % 2 == 0
+        )
         played = play(Setting(graph, timing, seed=seed, steps=6))
         network, streams = played.network, Streams(seed)
         on_the_wire = played.setting.message_bytes / bandwidth
@@ -362,7 +425,9 @@ def test_an_arrival_is_sending_waiting_putting_on_the_wire_and_latency(
                 (row for row in played.rows if (row.sender, row.receiver) == (i, j) and row.status in UP),
                 key=lambda row: row.step,
             )
-            free_at = -np.inf
+            free_at = newest = -np.inf
+            keeps_order = network.ordered[e]
+            assert keeps_order == graph.edges[i, j].get("ordered", seed % 2 == 0)
             for row in rows:
                 put_on = max(row.sent_at, free_at)  # the one before it has left
                 free_at = put_on + on_the_wire
@@ -370,7 +435,9 @@ def test_an_arrival_is_sending_waiting_putting_on_the_wire_and_latency(
                     continue
                 u = streams.uniforms("latency", row.step, e, e + 1)[0]
                 takes = 0.7 if latency.startswith("constant") else 0.2 + 1.7 * u
-                assert row.arrived_at == pytest.approx(free_at + takes, rel=1e-12)
+                arrives = max(free_at + takes, newest) if keeps_order else free_at + takes
+                assert row.arrived_at == pytest.approx(arrives, rel=1e-12)
+                newest = row.arrived_at
             if latency.startswith("constant"):
                 arrivals = [row.arrived_at for row in rows if row.arrived_at is not None]
                 assert (np.diff(arrivals) >= on_the_wire - 1e-9).all(), "one at a time, first in, first out"
@@ -410,6 +477,32 @@ def test_a_slow_client_absorbs_several_messages_of_one_sender_and_a_fast_one_non
     assert [(row.step, row.status) for row in sorted(played.rows) if row.sender == 1] == [
         (0, Status.DELIVERED)
     ]
+
+
+def test_a_look_knows_nothing_of_a_step_that_has_not_ended() -> None:
+    """The same two. Looks come every 1.5; a message is 0.25 on the way."""
+    timing = VirtualTime(compute=1.0, factors={1: 3.0}, latency=0.25)
+    played = play(two(timing, steps=4, snapshot_every=1.5))
+    looks = {look.time: look for look in played.snapshots}
+    half = 0.5
+    # Client 0 is at its step 1, which began from its own; client 1 at its first. Message 0 waits for it.
+    assert looks[1.5].steps.tolist() == [1, 0]
+    assert played.absorbed(looks[1.5].absorption) == {0: [(0, 0, half)], 1: []}
+    assert looks[1.5].unrecorded == Unrecorded(arrived=1, on_the_way=0, bytes=40)
+    # Both have just ended a step, and would begin the next from what is here. Two messages left just now.
+    assert looks[3.0].steps.tolist() == [3, 1]
+    assert played.absorbed(looks[3.0].absorption) == {
+        0: [(0, 2, half)],
+        1: [(0, 0, half), (0, 1, half), (1, 0, half)],
+    }
+    assert looks[3.0].unrecorded == Unrecorded(arrived=2, on_the_way=2, bytes=160)
+    # Client 0 has left, and would go on from what has come since; client 1 is at the step it began at 3.
+    assert looks[4.5].steps.tolist() == [4, 1]
+    assert played.absorbed(looks[4.5].absorption) == {
+        0: [(0, 3, half), (1, 0, half)],
+        1: [(0, 0, half), (0, 1, half), (1, 0, half)],
+    }
+    assert looks[4.5].unrecorded == Unrecorded(arrived=3, on_the_way=0, bytes=120)
 
 
 def test_a_message_that_arrives_at_the_instant_a_step_starts_is_absorbed_by_it() -> None:
@@ -461,7 +554,98 @@ def test_fast_clients_run_no_further_ahead_than_a_window() -> None:
     order = [
         started[client, step]
         for wave in played.waves
-        for client, step in zip(wave.absorption.clients.tolist(), wave.steps.tolist(), strict=True)
+        for client, step in zip(wave.absorption.nodes.tolist(), wave.steps.tolist(), strict=True)
     ]
     rank = np.argsort(np.argsort(order, kind="stable"), kind="stable")
     assert np.abs(rank - np.arange(len(order))).max() <= 64
+
+
+# --- several variables, weighed differently ---
+
+
+@law
+@given(settings_of())
+def test_senders_weights_add_up_at_the_sender_and_receivers_at_the_receiver(setting: Setting) -> None:
+    """Whatever is down or lost, in both timings; and both are weights of the same messages."""
+    played = play(setting, pulled=True)
+    kept: dict[tuple[int, int], float] = {}
+    for item in [*played.waves, played.snapshots[-1]]:
+        pushed, pulled = (played.absorbed(item.absorption, name) for name in ("z", "y"))
+        for client, sources in pushed.items():
+            kept.update({(sender, step): weight for sender, step, weight in sources if sender == client})
+            assert [source[:2] for source in pulled[client]] == [source[:2] for source in sources]
+            if sources:
+                share = 1 / len(sources)
+                assert [weight for *_, weight in pulled[client]] == pytest.approx([share] * len(sources))
+    given_away: Counter[tuple[int, int]] = Counter()
+    for row in played.rows:
+        given_away[row.sender, row.step] += row.weight or 0.0
+    assert len(kept) == len(played.step_rows)
+    for key, share in kept.items():
+        assert share + given_away[key] == pytest.approx(1.0, abs=1e-12)
+
+
+class Pulled:
+    """A rule whose weights are the receiver's, to be named where one of the sender's is."""
+
+    def prepare(self, network: Network) -> PullShares:
+        return PullShares(network)
+
+
+@law
+@given(settings_of())
+def test_the_trace_has_the_weights_of_a_receiver_too(setting: Setting) -> None:
+    played = play(setting, weights=Pulled())
+    absorbed = {
+        (client, sender, step): weight
+        for item in [*played.waves, played.snapshots[-1]]
+        for client, sources in played.absorbed(item.absorption).items()
+        for sender, step, weight in sources
+    }
+    for row in played.rows:
+        if row.status == Status.DELIVERED:
+            assert row.weight == absorbed[row.receiver, row.sender, row.step]
+        elif row.status == Status.LOST:
+            assert row.weight == 0.0
+        else:
+            assert row.weight is None
+
+
+@pytest.mark.parametrize(("graph", "form"), [(nx.complete_graph(5), MatrixSums), (nx.cycle_graph(12), Sums)])
+def test_dense_and_sparse_networks_have_channels_of_their_own_form(graph: nx.Graph, form: type) -> None:
+    nx.set_edge_attributes(graph, 0.7, "probability")
+    played = play(Setting(graph, Lockstep(loss=0.2), steps=6, pulled=True))
+    for wave in played.waves[1:]:
+        assert [type(channel) for channel in wave.absorption.channels] == [form, form]
+        assert [channel.names for channel in wave.absorption.channels] == [("z",), ("y",)]
+    # Virtual time spells out its sums client by client.
+    virtual = play(played.setting, timing=VirtualTime(loss=0.2))
+    for name in ("z", "y"):
+        ours, theirs = (
+            [one.absorbed(wave.absorption, name) for wave in one.waves[1:]] for one in (played, virtual)
+        )
+        assert ours == theirs
+
+
+@law
+@given(settings_of())
+def test_senders_are_those_who_emitted_the_sources(setting: Setting) -> None:
+    played = play(setting, pulled=True)
+    emitted = played.emitted
+    for item in played.items:
+        for channel in item.absorption.channels:
+            assert isinstance(channel, (Sums, MatrixSums))
+            assert channel.senders.tolist() == [emitted[source][0] for source in channel.sources.tolist()]
+
+
+@law
+@given(st.integers(1, 6), st.integers(0, 10_000))
+def test_a_matrix_says_the_same_as_the_sums_spelt_out(n: int, seed: int) -> None:
+    pick = np.random.default_rng(seed)
+    matrix = np.where(pick.random((n, n)) < 0.5, pick.random((n, n)), 0.0)
+    rows = [[c for c in range(n) if matrix[r, c] or c == r] for r in range(n)]
+    channel = MatrixSums(("z",), matrix, first=7 * n)
+    assert channel.indptr.tolist() == [sum(map(len, rows[:r])) for r in range(n + 1)]
+    assert channel.senders.tolist() == [c for row in rows for c in row]
+    assert channel.sources.tolist() == [7 * n + c for row in rows for c in row]
+    assert channel.weights.tolist() == [matrix[r, c] for r, row in enumerate(rows) for c in row]
