@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 import networkx as nx
+import pytest
 
 from asyncfed import Lockstep, Scenario, VirtualTime
 from asyncfed.errors import ScenarioError
@@ -47,13 +48,14 @@ from topologies import fully_connected, star, stochastic_directed, stochastic_un
 
 Kind = Literal["lockstep", "virtual"]
 CLIENTS = 4
+every_kind = pytest.mark.parametrize("kind", ["lockstep", "virtual"])
 
 
-def _level(clients: int) -> Problem:
+def one_level(clients: int) -> Problem:
     return quadratic(clients=clients, dimension=3, seed=1, noise=0.5, samples=5)
 
 
-def _bilevel(clients: int) -> Problem:
+def two_levels(clients: int) -> Problem:
     return bilevel_quadratic(clients=clients, seed=2, noise=0.3, samples=5, curved=True)
 
 
@@ -80,7 +82,7 @@ class Example:
 
     def scenario(self, kind: Kind, clients: int = CLIENTS) -> Scenario:
         """On the first network that it accepts; a ScenarioError says why it accepts none."""
-        problem = self.problem or (_bilevel if self.protocol.needs_outer else _level)
+        problem = self.problem or (two_levels if self.protocol.needs_outer else one_level)
         refused = []
         for protocol, topology, options in _networks(self.protocol, kind, clients):
             made = Scenario(
@@ -95,9 +97,7 @@ class Example:
         raise ScenarioError("; ".join(refused))
 
 
-def _networks(
-    protocol: Any, kind: Kind, clients: int
-) -> Iterator[tuple[Any, nx.Graph, Mapping[str, Any]]]:
+def _networks(protocol: Any, kind: Kind, clients: int) -> Iterator[tuple[Any, nx.Graph, Mapping[str, Any]]]:
     """The hardest first: links that come and go one way and lose messages, then less and less of it."""
     lossy = _timing(kind, clients, loss=0.1)
     if protocol.server is not None:
@@ -177,7 +177,7 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         Example(FedNest(2, _STEPS, _STEPS, neumann=_SERIES, start="fresh")),
         Example(FedNest(2, _STEPS, _STEPS, setting="minimax"), _saddle, "minimax"),
         Example(FedNest(2, _STEPS, _STEPS, setting="compositional"), _composed, "compositional"),
-        Example(FedNest(2, _STEPS, setting="single"), _level, "single"),
+        Example(FedNest(2, _STEPS, setting="single"), one_level, "single"),
     ),
     "LFedNest": (
         Example(LFedNest(3, _STEPS, _STEPS, neumann=_SERIES)),

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from asyncfed import Result, Scenario, run
-from asyncfed.runtime.block import Observation
 from asyncfed.rng import Streams
+from asyncfed.runtime.block import Observation
 from tests.helpers import files_of
 from tests.laws.examples import Case, cases
 

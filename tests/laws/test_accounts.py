@@ -56,6 +56,7 @@ def test_every_step_sends_one_message_on_every_link(case: Case, told: Runs) -> N
     expected, first = [], 0
     for part in run.parts():
         numbers = range(first, first + part.steps)
+        left = steps[steps["step"].isin(numbers)].groupby("client")["ended_at"].max()
         first += part.steps + part.closing
         for step in numbers:
             for sender in graph:
@@ -63,8 +64,7 @@ def test_every_step_sends_one_message_on_every_link(case: Case, told: Runs) -> N
                 if not part.sends:
                     continue
                 for receiver in graph.successors(sender):
-                    left = steps[(steps["client"] == receiver) & steps["step"].isin(numbers)]["ended_at"].max()
-                    if left >= ended:
+                    if left[receiver] >= ended:
                         expected.append((step, sender, receiver))
     assert not made, f"{case.name}: steps that no part makes: {sorted(made)}"
     found = Counter(_rows(messages, "step", "sender", "receiver"))
@@ -218,14 +218,12 @@ def test_a_request_carries_what_its_client_does_not_have(case: Case, told: Runs)
             used[client].append((absorbed, step))
     requests = _requests(run, messages)
     assert len(requests)
-    for client, step, status, at, size in _rows(
-        requests, "receiver", "step", "status", "sent_at", "bytes"
-    ):
+    for client, step, status, at, size in _rows(requests, "receiver", "step", "status", "sent_at", "bytes"):
         if status == "link_down":
             assert size == 0, f"{case.name}: bytes on a link that is down"
             continue
         had = [(name, read[old][name][0]) for when, old in came[client] if when <= at for name in read[old]]
-        known = [(name, read[old][name][0]) for when, old in used[client] if when < step for name in read[old]]
+        known = [(name, read[old][name][0]) for by, old in used[client] if by < step for name in read[old]]
         least, most = (
             sum(bytes for name, (number, bytes) in read[step].items() if (name, number) not in has)
             for has in (had, known)
