@@ -143,6 +143,8 @@ class Block:
         self._spare = {key: [] for key in start.absorbed}
         self._carries = part.carries(self._sizes)
         self._require_declared(part, start.absorbed, "starts with")
+        for key, value in start.absorbed.items():
+            self._require_finite(key, value, everyone, np.full(self.k, first_step))
         row_bytes = sum(t[:1].nbytes for t in start.absorbed.values())
         self._chunk = max(1, CHUNK_BYTES // max(1, row_bytes))
 
@@ -232,7 +234,10 @@ class Block:
             for places, rows in self._chunks(everyone):
                 made = self._step(part, inbox, places, rows, steps, {})
                 self._note(made, places, rows, {}, self.k)
-        self.store = self.store | part.finish(self._at(everyone), inbox, self._memory)
+        found = part.finish(self._at(everyone), inbox, self._memory)
+        for key, value in found.items():
+            self._require_finite(key, value, everyone, steps)
+        self.store = self.store | found
 
     # --- absorbing -----------------------------------------------------------------------------------
 
@@ -663,7 +668,8 @@ class Block:
             if wrong.numel():  # the sum of large numbers may overflow where they do not
                 at = min(row, len(rows) - 1)
                 client = int(self.clients[rows[at]])
-                raise DivergenceError(client, int(steps[at]), quantity, float(wrong.flatten()[0]))
+                value = float(wrong.flatten()[0])
+                raise DivergenceError(client, int(steps[at]), quantity, value, server=self._home.server)
 
 
 def _spoil(made: Step, lent: Iterable[Tensor]) -> Step:

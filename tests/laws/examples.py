@@ -170,7 +170,7 @@ GIVEN: dict[str, tuple[Example, ...]] = {
             FedAvg(4, _STEPS, Server(deadline=3.0, attempts=50, requests="all", late="drop")),
             about="deadline",
         ),
-        Example(FedAvg(4, _STEPS, Server(quorum=2, late="drop")), about="drop"),
+        Example(FedAvg(4, _STEPS, Server(quorum=0.5, late="drop")), about="drop"),
     ),
     "FedAvgS": (Example(FedAvgS(3, LocalSteps(0.1, steps=2), LocalSteps(0.05, steps=2)), _saddle),),
     "FedNest": (
