@@ -224,6 +224,7 @@ class Case:
 
     example: Example
     kind: Kind
+    clients: int = CLIENTS
 
     @property
     def name(self) -> str:
@@ -235,7 +236,7 @@ class Case:
 
     @property
     def scenario(self) -> Scenario:
-        return self.example.scenario(self.kind)
+        return self.example.scenario(self.kind, self.clients)
 
 
 @cache
