@@ -149,13 +149,13 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         Example(PDBO(SGP(4, 0.1, order="4a", batch=2), ITDBackward(), 1), about="ITD backward"),
     ),
     "CDBO": (
-        Example(CDBO(_INNER, _JOINT, 2, consensus=2)),
+        Example(CDBO(_INNER, _JOINT, 2, outer_lr=0.005, consensus=2)),
         Example(CDBO(Local(4, 0.1, batch=2), HGP(2), 2), about="alone"),
     ),
     "CompareHypergradients": (
         Example(
             CompareHypergradients(
-                SGP(20, 0.1, batch=2), (HGP(2, sampling="joint"), VRHGP(2, sampling="joint", record=True))
+                SGP(20, 0.02, batch=2), (HGP(2, sampling="joint"), VRHGP(2, sampling="joint", record=True))
             )
         ),
     ),
