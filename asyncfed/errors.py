@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 
 class AsyncfedError(Exception):
@@ -55,17 +57,18 @@ class RunError(AsyncfedError, RuntimeError):
 
 
 class DivergenceError(RunError):
-    """A value stopped being finite."""
+    """A value stopped being finite: of a client, or of the server, which is the node `client` then."""
 
-    def __init__(self, client: int, step: int, quantity: str, value: float) -> None:
+    def __init__(self, client: int, step: int, quantity: str, value: float, *, server: bool = False) -> None:
+        whose, data = ("the server", "what it began with") if server else (f"client {client}", "its data")
         super().__init__(
-            f"{quantity} of client {client} became {value} at step {step}; "
-            "lower the learning rate, or look at the data of that client"
+            f"{quantity} of {whose} became {value} at step {step}; lower the learning rate, or look at {data}"
         )
-        self.client, self.step, self.quantity, self.value = client, step, quantity, value
+        self.client, self.step, self.quantity, self.value, self.server = client, step, quantity, value, server
 
-    def __reduce__(self) -> tuple[type[DivergenceError], tuple[int, int, str, float]]:
-        return type(self), (self.client, self.step, self.quantity, self.value)
+    def __reduce__(self) -> tuple[Any, ...]:
+        made = partial(type(self), server=self.server)
+        return made, (self.client, self.step, self.quantity, self.value)
 
 
 class SeriesDivergesError(DivergenceError):
@@ -81,7 +84,7 @@ class SeriesDivergesError(DivergenceError):
         )
         self.method, self.start, self.largest, self.lr = method, start, largest, lr
 
-    def __reduce__(self) -> tuple[type[SeriesDivergesError], tuple[str, float, float, float]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[SeriesDivergesError], tuple[str, float, float, float]]:
         return type(self), (self.method, self.start, self.largest, self.lr)
 
 

@@ -246,7 +246,7 @@ class NeumannDivergesError(DivergenceError):
         )
         self.growth, self.bound = growth, bound
 
-    def __reduce__(self) -> tuple[type[NeumannDivergesError], tuple[float, float]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[type[NeumannDivergesError], tuple[float, float]]:
         return type(self), (self.growth, self.bound)
 
 

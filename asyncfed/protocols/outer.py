@@ -62,7 +62,7 @@ def rates_by_part(outer_lr: OuterRate, layout: Layout, like: Tensor) -> Tensor:
 
 def check_parts_of_rate(outer_lr: OuterRate, scene: Scene) -> None:
     """Refuse rates for parts that λ does not have."""
-    rates_by_part(outer_lr, Derivatives.of(scene.problem).outer, torch.empty(0))
+    rates_by_part(outer_lr, Derivatives.of(scene.problem).outer, torch.empty(0, dtype=torch.float64))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +49,7 @@ from asyncfed.runtime.pool import Mixing, Pool
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 Reports = dict[str, FloatArray]
+_Lent = tuple[str, Tensor, int]  # a tensor by name, and its version when it was handed out
 
 CHUNK_BYTES = 16 * 2**20  # of parameters, so that temporaries stay below the allocator's 32 MiB threshold
 _WHOSE = " of whom"  # beside a payload with rows for different clients: which row is whose
@@ -124,6 +125,7 @@ class Block:
         self._boards: dict[int, Tensors] = {}  # a server's payloads, by serial
         self._residue: dict[str, Tensor | None] = {}
         self._memory: Tensors = {}
+        self._borrowed: set[str] = set()  # of the memory: what also stands in the store
         self._carries: dict[str, int] = {}
         self._spare: dict[str, list[Tensor]] = {}
         self._chunk = 1
@@ -137,12 +139,21 @@ class Block:
         everyone = np.arange(self.k, dtype=np.int64)
         start = part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
         self._part, self._first_step = part, first_step
-        self._residue = dict(start.absorbed)
-        self._memory = start.memory
+        lent = {t.untyped_storage().data_ptr() for t in (*self.store.values(), self._home.start)}
+        self._residue = {
+            key: value.clone() if value.untyped_storage().data_ptr() in lent else value
+            for key, value in start.absorbed.items()
+        }
+        self._memory = dict(start.memory)
+        self._borrowed = {
+            key for key, value in self._memory.items() if value.untyped_storage().data_ptr() in lent
+        }
         self._pool = Pool(self.k, self._dtype, self._device)
         self._spare = {key: [] for key in start.absorbed}
         self._carries = part.carries(self._sizes)
         self._require_declared(part, start.absorbed, "starts with")
+        for key, value in start.absorbed.items():
+            self._require_finite(key, value, everyone, np.full(self.k, first_step))
         row_bytes = sum(t[:1].nbytes for t in start.absorbed.values())
         self._chunk = max(1, CHUNK_BYTES // max(1, row_bytes))
 
@@ -232,7 +243,10 @@ class Block:
             for places, rows in self._chunks(everyone):
                 made = self._step(part, inbox, places, rows, steps, {})
                 self._note(made, places, rows, {}, self.k)
-        self.store = self.store | part.finish(self._at(everyone), inbox, self._memory)
+        found = part.finish(self._at(everyone), inbox, self._memory)
+        for key, value in found.items():
+            self._require_finite(key, value, everyone, steps)
+        self.store = self.store | found
 
     # --- absorbing -----------------------------------------------------------------------------------
 
@@ -478,8 +492,17 @@ class Block:
         within = steps - self._first_step if part is self._part else steps
         numbers = self._first_step + part.samples_of(within) if part is self._part else steps
         at = At(self._home, rows, within, numbers, part.batch, room)
-        made = self._strictly(part, at, inbox, memory) if self._strict else part.step(at, inbox, memory)
-        self._check_step(part, made, inbox, rows, steps)
+        if self._strict:
+            inbox = inbox.with_values({key: _copy(value) for key, value in inbox.items()})
+            memory = Declared(type(part).__name__, {key: value.clone() for key, value in memory.items()})
+            at.room = {key: value.clone() for key, value in at.room.items()}
+        handed = [(key, value, value._version) for key, value in memory.items()]
+        sent = [(key, value, value._version) for key, value in inbox.items()] if part.asks else []
+        made = part.step(at, inbox, memory)
+        self._check_untouched(part, memory, handed, sent)
+        self._check_step(part, made, memory, inbox, rows, steps)
+        if self._strict:
+            made = _spoil(made, (*inbox.values(), *memory.values(), *at.room.values()))
         if self._tap is not None:
             self._tap(Observation(self.clients[rows], steps, seen, made, part))
         return made
@@ -497,9 +520,7 @@ class Block:
         if len(rows) < self.k:
             together = int(rows[-1] - rows[0]) == len(rows) - 1
             at = slice(int(rows[0]), int(rows[-1]) + 1) if together else self._index(rows)
-        memory = Declared(whose, {key: value[at] for key, value in kept.items()})
-        self._handed = [(key, value, value._version) for key, value in memory.items()]
-        return memory
+        return Declared(whose, {key: value[at] for key, value in kept.items()})
 
     def _remembered(self, part: Act) -> Tensors:
         """What the clients keep between rounds; zero before the first."""
@@ -509,20 +530,6 @@ class Block:
                 self.store[name] = torch.zeros(self.k, length, dtype=self._dtype, device=self._device)
             kept[name] = self.store[name]
         return kept
-
-    def _strictly(self, part: Act, at: At, inbox: Inbox, memory: Tensors) -> Step:
-        """The step on copies, which are spoilt when it is over."""
-        lent = inbox.with_values({key: _copy(value) for key, value in inbox.items()})
-        own = Declared(type(part).__name__, {key: value.clone() for key, value in memory.items()})
-        at.room = {key: value.clone() for key, value in at.room.items()}
-        made = part.step(at, lent, own)
-        returned = Step(
-            *({key: value.clone() for key, value in values.items()} for values in vars(made).values())
-        )
-        for value in (*lent.values(), *own.values(), *at.room.values()):
-            if value.is_floating_point():
-                (value[:1] if value.stride(0) == 0 else value).fill_(torch.nan)
-        return returned
 
     def _keep(
         self,
@@ -552,6 +559,9 @@ class Block:
     def _note(self, made: Step, places: slice | Tensor, rows: IntArray, reports: Reports, count: int) -> None:
         memory = self._memory if self._current is self._part else self.store
         for key, value in made.memory.items():
+            if key in self._borrowed:
+                memory[key] = memory[key].clone()
+                self._borrowed.remove(key)
             self._remember(memory[key], rows, value)
         here = places if isinstance(places, slice) else places.cpu().numpy()
         for key, value in made.report.items():
@@ -610,24 +620,47 @@ class Block:
 
     # --- checks --------------------------------------------------------------------------------------
 
-    def _check_step(self, part: Act, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray) -> None:
-        """What a step returns is what its part declares, its memory is as it was, and all of it is finite."""
-        for key, value, version in self._handed:
+    def _check_untouched(self, part: Act, memory: Tensors, handed: list[_Lent], sent: list[_Lent]) -> None:
+        """What a step was handed is as it was. (What it absorbed is its own; but what a server sends to all
+        of its clients is not.)
+        """
+        whose = f"a step of {type(part).__name__}"
+        for key, value, version in handed:
+            if value._version != version or memory.get(key) is not value:
+                raise RunError(
+                    f"{whose} changed {key!r} of its memory in place; return what changes "
+                    "(Step(…, memory={…})) and leave what was handed out as it is"
+                )
+        for key, value, version in () if self._home.server else sent:
             if value._version != version:
                 raise RunError(
-                    f"a step of {type(part).__name__} changed {key!r} of its memory in place; return what "
-                    "changes (Step(…, memory={…})) and leave what was handed out as it is"
+                    f"{whose} changed {key!r}, which it was sent, in place; others read it too: clone it"
                 )
+
+    def _check_step(
+        self, part: Act, made: Step, memory: Tensors, inbox: Inbox, rows: IntArray, steps: IntArray
+    ) -> None:
+        """What a step returns is what its part declares, and all of it is finite."""
         if not self._home.server:
             self._require_declared(part, made.payload, "sends")
+            if made.residue:
+                self._require_declared(part, made.residue, "keeps", some=True)
+            if not made.memory.keys() <= memory.keys():
+                more = ", ".join(made.memory.keys() - memory.keys())
+                raise RunError(
+                    f"{type(part).__name__} remembers {more}, but declares {', '.join(memory) or 'nothing'}; "
+                    "what a part remembers it starts with (Start(…, memory={…})), and a round names it in "
+                    "`remembers`"
+                )
         self._check_finite(part, made, inbox, rows, steps)
 
-    def _require_declared(self, part: Act, values: Tensors, what: str) -> None:
-        if self._carries.keys() != values.keys() or any(
-            values[name].shape[1] != length for name, length in self._carries.items()
-        ):
+    def _require_declared(self, part: Act, values: Tensors, what: str, *, some: bool = False) -> None:
+        """That it is all, or `some`, of what the part exchanges."""
+        carries = self._carries
+        fits = values.keys() <= carries.keys() if some else values.keys() == carries.keys()
+        if not fits or any(value.shape[1] != carries[name] for name, value in values.items()):
             found = ", ".join(f"{name} ({value.shape[1]})" for name, value in values.items()) or "nothing"
-            said = ", ".join(f"{name} ({length})" for name, length in self._carries.items()) or "nothing"
+            said = ", ".join(f"{name} ({length})" for name, length in carries.items()) or "nothing"
             raise RunError(
                 f"{type(part).__name__} {what} {found}, but declares {said}; what a message holds and what "
                 "the part declares (`carries`, or a round's `answers`) must be the same"
@@ -654,7 +687,17 @@ class Block:
             if wrong.numel():  # the sum of large numbers may overflow where they do not
                 at = min(row, len(rows) - 1)
                 client = int(self.clients[rows[at]])
-                raise DivergenceError(client, int(steps[at]), quantity, float(wrong.flatten()[0]))
+                value = float(wrong.flatten()[0])
+                raise DivergenceError(client, int(steps[at]), quantity, value, server=self._home.server)
+
+
+def _spoil(made: Step, lent: Iterable[Tensor]) -> Step:
+    """What a step made, on its own; and nothing that it was lent is of any use after this."""
+    apart = Step(*({key: value.clone() for key, value in values.items()} for values in vars(made).values()))
+    for value in lent:
+        if value.is_floating_point():
+            (value[:1] if value.stride(0) == 0 else value).fill_(torch.nan)
+    return apart
 
 
 def _senders(incoming: Incoming) -> IntArray:

@@ -184,8 +184,8 @@ class AskedSchedule:
     def snapshot(self, *, final: bool) -> Snapshot:
         """Everybody with the server's variables of now. The final one ends the run."""
         held = [work for works in self._late.values() for work in works]
-        arrived = sum(work.arrives <= self.now for work in held)
-        unrecorded = Unrecorded(arrived, len(held) - arrived, sum(work.ask.answer_bytes for work in held))
+        # Of those that are here already: whether a round will use them, or they were late, is not known yet.
+        unrecorded = Unrecorded(on_the_way=len(held), bytes=sum(work.ask.answer_bytes for work in held))
         everyone = Absorption(np.arange(self.n, dtype=np.int64), self._commons(self._version))
         return Snapshot(everyone, self.now, self._worked(), final, unrecorded=unrecorded, rounds=self.round)
 

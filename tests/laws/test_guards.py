@@ -1,0 +1,344 @@
+"""What keeps the laws: a method of one's own that breaks one is stopped, and told what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncfed import Scenario, run
+from asyncfed.errors import DivergenceError, RunError
+from asyncfed.protocols import SGP, FedAvg, LocalSteps
+from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.fed_inn import PlainInnerSteps
+from asyncfed.protocols.part import AmongPeers, Inbox, Judged, Part, Reports, Sizes, Start, Step, Tensors
+from asyncfed.protocols.rounds import LEVELS, Answer, Round
+from asyncfed.rng import Streams
+from tests.laws.examples import Example, Kind, every_kind, two_levels
+
+Fault = Callable[[Inbox, Tensors, Step], Step]
+
+
+# --- among peers ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counting(SGP):
+    """SGP that counts its steps in its memory; `fault` is what it does wrong."""
+
+    fault: Fault = lambda inbox, memory, made: made
+
+    def start(self, at: At, carried: Tensors) -> Start:
+        opening = super().start(at, carried)
+        return Start(opening.absorbed, {**opening.memory, "count": carried["inner"].new_zeros(at.n, 1)})
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        made = super().step(at, inbox, memory)
+        return self.fault(inbox, memory, replace(made, memory={"count": memory["count"] + 1}))
+
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
+        return {**super().finish(at, inbox, memory), "count": memory["count"]}
+
+
+def _in_place(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    memory["count"].add_(1)
+    return replace(made, memory={})
+
+
+def _in_its_place(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    memory["count"] = memory["count"] + 1
+    return replace(made, memory={})
+
+
+def _something_new(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, memory={"more": memory["count"]})
+
+
+def _sends_more(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, payload={**made.payload, "count": memory["count"]})
+
+
+def _sends_less(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, payload={"z": made.payload["z"]})
+
+
+def _sends_longer(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, payload={**made.payload, "omega": made.payload["z"]})
+
+
+def _keeps_more(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, residue={**made.residue, "count": memory["count"]})
+
+
+def _reads_memory(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, report={"loss": memory["momentum"][:, 0]})
+
+
+def _reads_messages(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, report={"loss": inbox["momentum"][:, 0]})
+
+
+def _looks_closer(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, report={"loss": inbox.each("z").values[:, 0]})
+
+
+AMONG_PEERS: dict[Fault, str] = {
+    _in_place: "a step of Counting changed 'count' of its memory in place",
+    _in_its_place: "a step of Counting changed 'count' of its memory in place",
+    _something_new: "Counting remembers more, but",
+    _sends_more: r"Counting sends z \(3\), omega \(1\), count \(1\), but declares z \(3\), omega \(1\)",
+    _sends_less: r"Counting sends z \(3\), but declares z \(3\), omega \(1\)",
+    _sends_longer: r"Counting sends z \(3\), omega \(3\), but declares z \(3\), omega \(1\)",
+    _keeps_more: r"Counting keeps z \(3\), count \(1\), but declares z \(3\), omega \(1\)",
+    _reads_memory: "Counting reads 'momentum', which it does not declare; it declares lam, count",
+    _reads_messages: "Counting reads 'momentum', which it does not declare; it declares z, omega",
+    _looks_closer: "Counting looks at single messages of 'z'; name it in the part's `each`",
+}
+
+
+@every_kind
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_part_that_keeps_the_rules_runs(kind: Kind, strict: bool, tmp_path: Path) -> None:
+    final = run(_peers(Counting(5, 0.1), kind), out=tmp_path / "run", strict=strict).final
+    assert final["count"].flatten().tolist() == [5.0] * 4
+
+
+@every_kind
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("fault", AMONG_PEERS, ids=lambda fault: fault.__name__.strip("_"))
+def test_a_part_that_breaks_a_rule_is_stopped(fault: Fault, kind: Kind, strict: bool, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=AMONG_PEERS[fault]):
+        run(_peers(Counting(5, 0.1, fault=fault), kind), out=tmp_path / "run", strict=strict)
+
+
+@dataclass(frozen=True)
+class OpensMore(SGP):
+    def start(self, at: At, carried: Tensors) -> Start:
+        opening = super().start(at, carried)
+        return Start({**opening.absorbed, "v": opening.absorbed["z"]}, opening.memory)
+
+
+@every_kind
+def test_a_part_that_starts_with_what_it_does_not_declare_is_stopped(kind: Kind, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"OpensMore starts with z \(3\), omega \(1\), v \(3\), but declares"):
+        run(_peers(OpensMore(3, 0.1), kind), out=tmp_path / "run")
+
+
+@dataclass(frozen=True)
+class Hoarding(SGP):
+    """Keeps what it was handed beside what it returns."""
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        lam = HOARD.setdefault("lam", memory["lam"])
+        made = super().step(at, inbox, memory)
+        return replace(made, report={"loss": made.report["loss"] + lam.sum()})
+
+
+HOARD: dict[str, Tensor] = {}
+
+
+def test_what_is_kept_without_being_returned_shows_in_strict_runs(tmp_path: Path) -> None:
+    for strict in (False, True):
+        HOARD.clear()
+        scenario = Example(Hoarding(3, 0.1), two_levels).scenario("lockstep")
+        if not strict:
+            run(scenario, out=tmp_path / "run")
+            continue
+        with pytest.raises(DivergenceError, match="loss of client 0 became nan at step 1"):
+            run(scenario, out=tmp_path / "strict", strict=True)
+
+
+@dataclass(frozen=True)
+class Borrowing(Part):
+    """Begins with the very tensors it is handed, and steps on both."""
+
+    name = kind = "borrowing"
+    steps = 2
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {"y": sizes.inner}
+
+    def start(self, at: At, carried: Tensors) -> Start:
+        return Start({"y": carried["inner"]}, {"first": at.starting_inner, "mine": carried["mine"]})
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        mine, first = memory["mine"] + 1, memory["first"] * 3
+        return Step({"y": inbox["y"].mul_(2.0)}, memory={"mine": mine, "first": first})
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(inbox["y"], inbox["y"][:, :0])
+
+
+@dataclass(frozen=True)
+class Lending(AmongPeers):
+    def parts(self) -> tuple[Part, ...]:
+        return (Borrowing(), Borrowing())
+
+    @property
+    def passes_on(self) -> tuple[str, ...]:
+        return ("mine",)
+
+
+@every_kind
+def test_what_earlier_parts_left_is_not_changed_by_later_ones(kind: Kind, tmp_path: Path) -> None:
+    given = {"inner": torch.randn(4, 3, dtype=torch.float64), "mine": torch.ones(4, 1, dtype=torch.float64)}
+    final = run(_peers(Lending(), kind), out=tmp_path / "run", initial=given).final
+    assert torch.equal(final["inner"], given["inner"])
+    assert torch.equal(final["mine"], given["mine"])
+
+
+@dataclass(frozen=True)
+class Watched(SGP):
+    """Stops when it has seen so many numbers."""
+
+    enough: int = 8
+
+    def watch(self, reports: Reports, clients: int) -> None:
+        seen = sum(len(report.get("loss", ())) for report in reports)
+        if seen >= self.enough:
+            raise RunError(f"{seen} losses of {clients} clients")
+
+
+@every_kind
+def test_a_part_that_is_judged_is_watched_too(kind: Kind, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="losses of 4 clients"):
+        run(_peers(Watched(5, 0.1), kind), out=tmp_path / "run")
+
+
+def _peers(protocol: Any, kind: Kind) -> Scenario:
+    return Example(protocol).scenario(kind)
+
+
+# --- with a server -------------------------------------------------------------------------------------
+
+RoundFault = Callable[[Tensors, Tensors, Answer], Answer]
+
+
+@dataclass(frozen=True)
+class CountingRound(PlainInnerSteps):
+    """Local steps whose clients count how often they made them."""
+
+    fault: RoundFault = lambda board, memory, made: made
+    folding: Callable[[Tensors, Tensors], Tensors] = lambda board, mean: dict(mean)
+
+    levels: ClassVar[Mapping[str, Level | int]] = {**LEVELS, "count": 1}
+    remembers = ("count",)
+
+    def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
+        made = super().local(at, board, memory)
+        return self.fault(board, memory, replace(made, memory={"count": memory["count"] + 1}))
+
+    def fold(self, board: Tensors, mean: Inbox) -> Tensors:
+        return self.folding(board, mean)
+
+
+@dataclass(frozen=True)
+class CountingFedAvg(FedAvg):
+    fault: RoundFault = lambda board, memory, made: made
+    folding: Callable[[Tensors, Tensors], Tensors] = lambda board, mean: dict(mean)
+
+    def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
+        return (CountingRound(self.local, iteration, fault=self.fault, folding=self.folding),)
+
+
+def _reads_the_board(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    return replace(made, values={"y": made.values["y"] - board["q"]})
+
+
+def _reads_what_it_does_not_remember(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    return replace(made, values={"y": made.values["y"] - memory["q"]})
+
+
+def _answers_more(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    return replace(made, values={**made.values, "q": made.values["y"]})
+
+
+def _answers_nothing(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    return replace(made, values={})
+
+
+def _remembers_in_place(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    memory["count"].add_(1)
+    return replace(made, memory={})
+
+
+def _remembers_more(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    return replace(made, memory={"last": made.values["y"]})
+
+
+def _overwrites_the_board(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    board["y"].add_(1)
+    return made
+
+
+AT_CLIENTS: dict[RoundFault, str] = {
+    _reads_the_board: "CountingRound reads 'q', which it does not declare; it declares x, y",
+    _reads_what_it_does_not_remember: "CountingRound reads 'q', which it does not declare; it declares count",
+    _answers_more: r"CountingRound sends y \(3\), q \(3\), but declares y \(3\)",
+    _answers_nothing: r"CountingRound sends nothing, but declares y \(3\)",
+    _remembers_in_place: "a step of CountingRound changed 'count' of its memory in place",
+    _remembers_more: "CountingRound remembers last, but",
+    _overwrites_the_board: "a step of CountingRound changed 'y', which it was sent, in place",
+}
+
+
+def _writes_more(board: Tensors, mean: Tensors) -> Tensors:
+    return {**mean, "q": mean["y"]}
+
+
+def _writes_nothing(board: Tensors, mean: Tensors) -> Tensors:
+    return {}
+
+
+def _changes_the_board(board: Tensors, mean: Tensors) -> Tensors:
+    board["y"].copy_(mean["y"])
+    return dict(mean)
+
+
+def _reads_no_answer(board: Tensors, mean: Tensors) -> Tensors:
+    return {"y": mean["y"] - mean["q"]}
+
+
+AT_SERVER: dict[Callable[[Tensors, Tensors], Tensors], str] = {
+    _writes_more: "CountingRound declares that it writes y, and wrote y, q",
+    _writes_nothing: "CountingRound declares that it writes y, and wrote nothing",
+    _changes_the_board: "a step of CountingRound changed 'inner' of its memory in place",
+    _reads_no_answer: "CountingRound reads 'q', which it does not declare; it declares y",
+}
+
+
+@every_kind
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_round_that_keeps_the_rules_runs(kind: Kind, strict: bool, tmp_path: Path) -> None:
+    result = run(_rounds(kind), out=tmp_path / "run", strict=strict)
+    steps = result.trace.steps()
+    worked = steps[steps["client"] < 4].groupby("client").size()
+    assert result.final["clients/count"].flatten().tolist() == worked.reindex(range(4), fill_value=0).tolist()
+
+
+@every_kind
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("fault", AT_CLIENTS, ids=lambda fault: fault.__name__.strip("_"))
+def test_a_round_that_breaks_a_rule_is_stopped(
+    fault: RoundFault, kind: Kind, strict: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=AT_CLIENTS[fault]):
+        run(_rounds(kind, fault=fault), out=tmp_path / "run", strict=strict)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("folding", AT_SERVER, ids=lambda folding: folding.__name__.strip("_"))
+def test_a_server_that_breaks_a_rule_is_stopped(
+    folding: Callable[[Tensors, Tensors], Tensors], strict: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=AT_SERVER[folding]):
+        run(_rounds("lockstep", folding=folding), out=tmp_path / "run", strict=strict)
+
+
+def _rounds(kind: Kind, **wrong: Any) -> Scenario:
+    return Example(CountingFedAvg(3, LocalSteps(0.1, steps=2), **wrong)).scenario(kind)
