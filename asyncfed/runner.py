@@ -294,7 +294,8 @@ def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
     for name, values in item.reports.items():
         known = values[~np.isnan(values)]
         if len(known):
-            row["train_loss" if name == "loss" else name] = float(known.mean())
+            column = "train_loss" if name == "loss" else name
+            row[column if column not in item.sums else f"reported_{column}"] = float(known.mean())
     counts = item.counts
     for name, sums in item.sums.items():
         row[name] = float(sums.sum() / counts.sum())

@@ -33,7 +33,7 @@ OuterSplit = Literal["train", "validation"]
 OWN_COLUMNS = frozenset(
     {
         "phase", "step", "outer_step", "virtual_time", "train_loss", "accuracy_p10", "consensus",
-        "messages", "delivered", "lost", "bytes", "u", "client", "steps", "samples",
+        "messages", "delivered", "lost", "bytes", "client", "steps", "samples",
     }
 )  # fmt: skip
 """What a run writes beside a problem's metrics (and `validation_…`), so no metric can be called so."""

@@ -98,6 +98,7 @@ def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
         tally = Tally(stage.scene.network) if wanted else None
         stage.backend.begin(part, first_step)
         reports: Reports = []
+        evaluated = 0  # how many of them
         for item in _schedule(part, talk, stage, learned, tally):
             if isinstance(item, Wave):
                 stage.backend.run(item)
@@ -109,7 +110,9 @@ def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
             reports.append(stage.backend.reports())
             part.watch(reports, n)
             if last or (part.judged and (between or (item.final and bilevel))):
-                yield _peers_evaluation(part, item, stage, outer_step, reports[-1], final=last)
+                since = _together(reports[evaluated:]) if part.judged else {}
+                evaluated = len(reports)
+                yield _peers_evaluation(part, item, stage, outer_step, since, final=last)
             if item.final:
                 stage.backend.finish(item)
                 first_step, now = first_step + part.steps + part.closing, item.time
@@ -117,6 +120,11 @@ def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
             learned = tally.expectations()
         if part.ends_outer_step and outer_step is not None:
             outer_step += 1
+
+
+def _together(reports: Reports) -> dict[str, FloatArray]:
+    names = dict.fromkeys(name for report in reports for name in report)
+    return {name: np.concatenate([report[name] for report in reports if name in report]) for name in names}
 
 
 def _schedule(

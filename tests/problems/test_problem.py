@@ -76,7 +76,7 @@ def test_what_a_run_writes_is_its_metrics_and_the_columns_that_no_metric_can_hav
     result = run(Scenario(problem, fully_connected(3), protocol), out=tmp_path / "run")
     metrics = {*problem.metrics, *(f"validation_{name}" for name in problem.metrics)}
     assert {*result.metrics, *result.clients} - metrics <= OWN_COLUMNS
-    assert {*result.metrics, *result.clients} >= OWN_COLUMNS - {"u", "outer_step"}
+    assert {*result.metrics, *result.clients} >= OWN_COLUMNS - {"outer_step"}
 
 
 @pytest.mark.parametrize(
