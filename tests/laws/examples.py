@@ -33,6 +33,7 @@ from asyncfed.protocols import (
     FedAvg,
     FedAvgS,
     FedNest,
+    FedProx,
     GossipBilevel,
     ITDBackward,
     ITDForward,
@@ -141,6 +142,7 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         Example(SGP(5, 0.1, batch=2)),
         Example(SGP(5, 0.1, order="4a", batch=None, weight_decay=0.1), about="4a"),
     ),
+    "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (
         Example(PDBO(_INNER, HGP(2, expectations="exact"), 2), about="HGP"),
         Example(PDBO(_INNER, _JOINT, 2, optimizer="sgd", start="warm"), about="VRHGP joint"),
