@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from asyncfed import (
+    AtLeast,
+    AtMost,
     Lockstep,
     Scenario,
     ScenarioError,
@@ -84,6 +86,23 @@ SCENARIOS = [
         protocol=Local(steps=2, lr=0.1),
         timing=Lockstep(loss=0.0),
     ),
+    Scenario(
+        problem=bilevel_quadratic(clients=4),
+        topology=star(4, up=0.9, down=0.8),
+        protocol=FedAvg(
+            4,
+            LocalSteps(Diminishing(0.05, after=2), steps=[1, 2, 3, 1]),
+            Server([[0, 1], [2, 3]], weighted=True, quorum=1, late="next", attempts=7, requests="all"),
+            max_rounds=40,
+        ),
+        until={"loss": AtMost(-1.0), "outer_loss": AtLeast(0.5)},
+    ),
+    Scenario(
+        problem=quadratic(clients=4),
+        topology=star(4),
+        protocol=FedAvg(4, LocalSteps(0.05, epochs=1), Server((2, 0), quorum=0.5, deadline=9.0)),
+        timing=VirtualTime(),
+    ),
 ]
 
 
@@ -92,7 +111,7 @@ def test_a_scenario_survives_being_written_down(scenario: Scenario) -> None:
     data = json.loads(json.dumps(scenario_to_data(scenario), allow_nan=False))
     again = scenario_from_data(data)
     assert scenario_to_data(again) == data
-    for part in ("protocol", "timing", "weights", "seed", "precision", "evaluate_every", "name"):
+    for part in ("protocol", "timing", "weights", "seed", "precision", "evaluate_every", "until", "name"):
         assert getattr(again, part) == getattr(scenario, part), part
     assert nx.utils.graphs_equal(again.topology, scenario.topology)
     for mine, theirs in zip(
