@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from asyncfed.protocols.part import AmongPeers, Part
 
 from asyncfed import Lockstep, Scenario, VirtualTime, run
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP
+from asyncfed.protocols.part import AmongPeers, Part
 from tests.helpers import run_tapped
 from topologies import stochastic_directed
 
