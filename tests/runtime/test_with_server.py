@@ -38,6 +38,7 @@ from asyncfed.protocols import (
     Neumann,
     Server,
 )
+from asyncfed.runtime.block import Observation
 from topologies import ring, star
 
 STEP = LocalSteps(0.05, steps=2)
@@ -505,3 +506,20 @@ def test_a_minimax_problem_comes_nearer_to_its_saddle(tmp_path: Path) -> None:
 def test_all_that_a_run_leaves_behind_may_be_where_another_begins(name: str, tmp_path: Path) -> None:
     first = run(scenario(PROTOCOLS[name]), out=tmp_path / "a")
     assert run(scenario(PROTOCOLS[name]), out=tmp_path / "b", initial=first.final).complete
+
+
+def test_a_tap_sees_what_clients_answer_and_what_the_server_makes_of_it(tmp_path: Path) -> None:
+    seen: list[Observation] = []
+    result = run(
+        scenario(FedAvg(3, LocalSteps(1.0), Server([[0, 1], [1, 3], [2]])), problem=mean_problem()),
+        out=tmp_path / "r",
+        tap=seen.append,
+    )
+    clients, server = ([step for step in seen if (4 in step.clients) == at] for at in (False, True))
+    assert [(step.clients.tolist(), step.steps.tolist()) for step in clients] == [
+        ([0, 1], [0, 0]), ([1, 3], [1, 1]), ([2], [2]),
+    ]  # fmt: skip
+    assert [step.made.payload["y"].flatten().tolist() for step in clients] == [[1, 10], [10, 1000], [100]]
+    folded = [step.made.payload["y"].item() for step in server if "y" in step.absorbed]
+    assert folded == [5.5, 505.0, 100.0]
+    assert result.final["inner"].item() == 100.0
