@@ -271,7 +271,9 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
     given: Tensors = {}
     for name, what in (initial or {}).items():
         if str(name).partition("/")[0] not in known:  # what several methods find is "hypergradient/0", …
-            raise UnknownNameError("variable in initial", str(name), known)
+            raise UnknownNameError(
+                "variable in initial", str(name), known, "leave out what this method does not begin with"
+            )
         value = torch.as_tensor(what)
         expected = (rows, lengths[name]) if name in lengths else (rows, *(value.shape[1:] or (1,)))
         if tuple(value.shape) != expected:

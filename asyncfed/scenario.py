@@ -131,7 +131,7 @@ def _check_settings(scenario: Scenario) -> None:
 def _check_kinds(scenario: Scenario) -> None:
     """Every part must be of its kind: neither its name nor its class, say."""
 
-    methods = ", ".join(registered("method"))
+    methods = ", ".join(sorted(registered("method")))
     kinds = (
         ("problem", isinstance(scenario.problem, Problem), "a Problem, such as classification('digits')"),
         ("topology", isinstance(scenario.topology, nx.Graph), "a networkx graph, such as ring(20)"),

@@ -28,7 +28,7 @@ from asyncfed.protocols import (
     Neumann,
 )
 from asyncfed.protocols.fednest import Sampling
-from asyncfed.protocols.rounds import ServerProtocol
+from asyncfed.protocols.rounds import WithServer
 
 FloatArray = npt.NDArray[np.float64]
 Finding = tuple[str, bool | None]
@@ -56,7 +56,7 @@ def method(
     inner_rounds: int = 1,
     sampling: Sampling = "parts",
     **common: Any,
-) -> ServerProtocol:
+) -> WithServer:
     """A method by the papers' name for it; `common` is what all of them take.
 
     AggITD takes the step of the series for its λ. Clients are drawn once for the inner and once for the outer
@@ -65,7 +65,7 @@ def method(
     common |= {"inner_rounds": inner_rounds}
     if name.startswith("FBO-AggITD"):
         return AggITD(scale=neumann.scale, solver="sgd" if name.endswith("SGD") else "svrg", **common)
-    kinds: dict[str, Callable[..., ServerProtocol]] = {
+    kinds: dict[str, Callable[..., WithServer]] = {
         "FedNest": functools.partial(FedNest, sampling=sampling),
         "FedNest-SGD": functools.partial(FedNestSGD, sampling=sampling),
         "LFedNest": LFedNest,

@@ -32,7 +32,7 @@ from typing import Any
 from asyncfed import Result, Scenario, Study, Summary, SummaryTable
 from asyncfed.problems import Problem, loss_tuning, regularization_tuning
 from asyncfed.protocols import AggITD, FedNest, LFedNest, LocalSteps, Neumann, Server
-from asyncfed.protocols.rounds import ServerProtocol
+from asyncfed.protocols.rounds import WithServer
 from scenarios._server_methods import (
     PARTITIONS,
     Finding,
@@ -138,7 +138,7 @@ def study(
     return Study("aggitd_indirect", parts_of(scenario, names), summary)
 
 
-def estimator(name: str, setting: Setting) -> ServerProtocol:
+def estimator(name: str, setting: Setting) -> WithServer:
     common: dict[str, Any] = {
         "outer_steps": setting.iterations,
         "outer": LocalSteps(setting.outer_lr),

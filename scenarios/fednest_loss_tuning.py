@@ -23,7 +23,7 @@ from typing import Any, Literal
 from asyncfed import Result, Scenario, Study, Summary, SummaryTable
 from asyncfed.problems import Problem, loss_tuning
 from asyncfed.protocols import FedNest, LocalSteps, Neumann, Server
-from asyncfed.protocols.rounds import ServerProtocol
+from asyncfed.protocols.rounds import WithServer
 from scenarios._server_methods import (
     PARTITIONS,
     Finding,
@@ -90,7 +90,7 @@ def study(
             "server": Server(participation=1.0 if alone else participation),
         }
         if name == "untuned":
-            protocol: ServerProtocol = FedNest(setting="minimax", sampling="parts", **common)
+            protocol: WithServer = FedNest(setting="minimax", sampling="parts", **common)
         else:
             protocol = method(name, neumann=Neumann(terms, scale, products), **common)
         return Scenario(

@@ -25,7 +25,7 @@ import numpy as np
 from asyncfed import Result, Scenario, Study, Summary, SummaryTable
 from asyncfed.problems import minimax_saddle
 from asyncfed.protocols import FedAvgS, FedNest, LFedNest, LocalSteps, Server
-from asyncfed.protocols.rounds import ServerProtocol
+from asyncfed.protocols.rounds import WithServer
 from scenarios._server_methods import (
     Finding,
     course,
@@ -71,7 +71,7 @@ def study(
             "server": server,
             "max_rounds": rounds,
         }
-        kinds: dict[str, Callable[..., ServerProtocol]] = {
+        kinds: dict[str, Callable[..., WithServer]] = {
             "FedNest": functools.partial(FedNest, setting="minimax"),
             "LFedNest": functools.partial(LFedNest, setting="minimax"),
             "FedAvg-S": FedAvgS,

@@ -26,8 +26,8 @@ class Steps:
             self.order.append(key)
             for store, tensors in (
                 (self.absorbed, seen.absorbed),
-                (self.payload, seen.emission.payload),
-                (self.residue, seen.emission.residue),
+                (self.payload, seen.made.payload),
+                (self.residue, seen.made.residue),
             ):
                 store[key] = {name: value[row].clone() for name, value in tensors.items()}
 

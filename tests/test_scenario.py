@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from asyncfed import (
+    AtLeast,
+    AtMost,
     Lockstep,
     Scenario,
     ScenarioError,
@@ -46,7 +48,6 @@ from asyncfed.protocols import (
     Server,
     StepDecay,
 )
-from asyncfed.protocols.phase import ProtocolLike
 from asyncfed.scenario import check
 from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 from tests.helpers import files_of
@@ -85,6 +86,23 @@ SCENARIOS = [
         protocol=Local(steps=2, lr=0.1),
         timing=Lockstep(loss=0.0),
     ),
+    Scenario(
+        problem=bilevel_quadratic(clients=4),
+        topology=star(4, up=0.9, down=0.8),
+        protocol=FedAvg(
+            4,
+            LocalSteps(Diminishing(0.05, after=2), steps=[1, 2, 3, 1]),
+            Server([[0, 1], [2, 3]], weighted=True, quorum=1, late="next", attempts=7, requests="all"),
+            max_rounds=40,
+        ),
+        until={"loss": AtMost(-1.0), "outer_loss": AtLeast(0.5)},
+    ),
+    Scenario(
+        problem=quadratic(clients=4),
+        topology=star(4),
+        protocol=FedAvg(4, LocalSteps(0.05, epochs=1), Server((2, 0), quorum=0.5, deadline=9.0)),
+        timing=VirtualTime(),
+    ),
 ]
 
 
@@ -93,7 +111,7 @@ def test_a_scenario_survives_being_written_down(scenario: Scenario) -> None:
     data = json.loads(json.dumps(scenario_to_data(scenario), allow_nan=False))
     again = scenario_from_data(data)
     assert scenario_to_data(again) == data
-    for part in ("protocol", "timing", "weights", "seed", "precision", "evaluate_every", "name"):
+    for part in ("protocol", "timing", "weights", "seed", "precision", "evaluate_every", "until", "name"):
         assert getattr(again, part) == getattr(scenario, part), part
     assert nx.utils.graphs_equal(again.topology, scenario.topology)
     for mine, theirs in zip(
@@ -245,7 +263,7 @@ def test_a_server_of_any_name_survives_being_written_down(hub: object, tmp_path:
     )
     again = scenario_from_data(json.loads(json.dumps(scenario_to_data(scenario))))
     first, second = run(scenario, out=tmp_path / "a"), run(again, out=tmp_path / "b")
-    assert first.trace.server == second.trace.server == 0
+    assert first.trace.server == second.trace.server == 3
     assert first.metrics.equals(second.metrics)
 
 
@@ -298,7 +316,7 @@ PUSH = SGP(steps=4, lr=0.02, batch=3)
 def test_whole_numbers_of_numpy_are_whole_numbers(protocol: Any, tmp_path: Path) -> None:
     scenario = Scenario(
         problem=bilevel_quadratic(clients=4, dimension=3, outer_dimension=2, noise=0.3, samples=8),
-        topology=fully_connected(4) if isinstance(protocol, ProtocolLike) else star(4),
+        topology=fully_connected(4) if protocol.server is None else star(4),
         protocol=protocol,
         precision="float64",
         seed=3,
@@ -320,7 +338,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(protocol: Any, tmp_path: Path)
         (
             "protocol",
             "sgp",
-            r"'sgp'; it must be a method .*: SGP, DSGD, .*FedAvg, .*GossipBilevel",
+            r"'sgp'; it must be a method .*: AggITD, .*FedAvg, .*GossipBilevel, .*SGP",
         ),
         ("protocol", SGP, "it must be a method with its parameters"),
         ("protocol", HGP(3), "it must be a method with its parameters"),

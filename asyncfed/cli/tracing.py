@@ -18,7 +18,7 @@ def question(
     """The table, and what its rows are."""
     tables = {
         "edge": (trace.edges, "edges"),
-        "node": (trace.nodes, "clients"),
+        "node": (trace.nodes, "nodes"),
         "phase": (trace.phases, "phases"),
         "step": (trace.by_step, "steps"),
         "round": (trace.rounds, "rounds"),

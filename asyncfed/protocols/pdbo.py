@@ -141,6 +141,11 @@ class EstimateHypergradient(AmongPeers):
     def __post_init__(self) -> None:
         _check_parts(self.inner, self.hypergradient)
 
+    @property
+    def passes_on(self) -> tuple[str, ...]:
+        """It may begin with all that steps of `inner` left, made or not."""
+        return (*self.inner.passes_on, *super().passes_on)
+
     def parts(self) -> tuple[Part, ...]:
         if self.solve:
             return self.hypergradient.with_inner(self.inner)

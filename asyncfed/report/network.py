@@ -29,7 +29,7 @@ def draw_network(result: Result, title: str, path: Path) -> Path | None:
     *matrix, kept_word, traffic = figure.subplots(1, 3 if small else 2)
     for axes in matrix:
         _draw_matrix(figure, axes, result)
-    _draw_promises(kept_word, edges, _declared(result.scenario_data["topology"]))
+    _draw_promises(kept_word, edges, declared(result.scenario_data["topology"]))
     _draw_traffic(traffic, result.trace.nodes(), result.trace.server)
     return save(figure, path)
 
@@ -45,10 +45,10 @@ def _draw_matrix(figure: Figure, axes: Axes, result: Result) -> None:
     bar.ax.tick_params(labelsize=8)
 
 
-def _draw_promises(axes: Axes, edges: pd.DataFrame, declared: dict[tuple[int, int], float]) -> None:
+def _draw_promises(axes: Axes, edges: pd.DataFrame, promises: dict[tuple[int, int], float]) -> None:
     """How often each link was up against its declared probability, with two standard errors of chance."""
     pairs = zip(edges["sender"], edges["receiver"], strict=True)
-    promised = np.array([declared.get((int(sender), int(receiver)), np.nan) for sender, receiver in pairs])
+    promised = np.array([promises.get((int(sender), int(receiver)), np.nan) for sender, receiver in pairs])
     up = edges["up_rate"].to_numpy(dtype=float)
     delivered = edges["delivery_rate"].to_numpy(dtype=float)
     if not np.isfinite(promised).any() or float(np.nanmin(promised)) == 1.0:
@@ -94,7 +94,7 @@ def _draw_traffic(axes: Axes, nodes: pd.DataFrame, server: int | None) -> None:
         axes.bar(client - 0.2, sent, width=0.4, color=BLUE, label="sent")
         axes.bar(client + 0.2, received, width=0.4, color=GREEN, label="received")
         axes.locator_params(axis="x", integer=True)
-        tidy(axes, title, "client" if server is None else "node", unit)
+        tidy(axes, title, "client", unit)
     else:
         order = np.argsort(-sent, kind="stable")
         axes.plot(np.sort(sent)[::-1], color=BLUE, linewidth=1.8, label="sent")
@@ -111,12 +111,18 @@ def _draw_traffic(axes: Axes, nodes: pd.DataFrame, server: int | None) -> None:
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
 
 
-def _declared(topology: dict[str, Any]) -> dict[tuple[int, int], float]:
-    """The probability of every direction, from the scenario as the run directory holds it."""
+def declared(topology: dict[str, Any]) -> dict[tuple[int, int], float]:
+    """The probability of every direction by the numbers of the trace, from the scenario as the run directory
+    holds it.
+    """
+    nodes, server = topology["nodes"], topology["about"].get("server")
+    labels = list(range(nodes)) if isinstance(nodes, int) else nodes
+    number = {label: place for place, label in enumerate(sorted(labels, key=lambda label: label == server))}
     probability = topology["marks"].get("probability", [None] * len(topology["from"]))
     found: dict[tuple[int, int], float] = {}
-    for sender, receiver, value in zip(topology["from"], topology["to"], probability, strict=True):
+    for start, end, value in zip(topology["from"], topology["to"], probability, strict=True):
         if isinstance(value, (int, float)):
+            sender, receiver = number[labels[start]], number[labels[end]]
             found[sender, receiver] = float(value)
             if not topology["directed"]:
                 found[receiver, sender] = float(value)

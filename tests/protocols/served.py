@@ -68,8 +68,8 @@ def iterates(result: Result, name: str) -> Array:
 def asked(result: Result) -> list[list[int]]:
     """The clients asked in every round, from the trace."""
     requests = result.trace.to_pandas()
-    requests = requests[requests.sender == 0]  # the server is node 0 of a star, client i node i + 1
-    return [sorted((group.receiver - 1).tolist()) for _, group in requests.groupby("step")]
+    requests = requests[requests.sender == result.trace.server]
+    return [sorted(group.receiver.tolist()) for _, group in requests.groupby("step")]
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def test_answers_weigh_as_their_clients_have_samples_unless_told_otherwise(tmp_p
     some = Server(weighted=True, participation=[1, 2])
     two = serve(unequal(), FedAvg(1, local, server=some), tmp_path / "two")
     assert two.final["inner"][0].tolist() == pytest.approx([-2.5 / 7, (3 - 2.5) / 7], abs=1e-15)
-    answers = two.trace.to_pandas().query("receiver == 0")
+    answers = two.trace.to_pandas().query("receiver == 3")
     assert answers.weight.tolist() == pytest.approx([2 / 7, 5 / 7])
 
 

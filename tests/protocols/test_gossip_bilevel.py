@@ -17,13 +17,13 @@ from torch import Tensor
 
 from asyncfed import Lockstep, Result, Scenario, ScenarioError, TopologyError, VirtualTime, run
 from asyncfed.data import ClientData, ClientShards
+from asyncfed.data.sampling import Sampler
 from asyncfed.network import Metropolis, Uniform
 from asyncfed.problems import Problem, bilevel_quadratic, classification
 from asyncfed.problems.problem import Batch
 from asyncfed.protocols import Diminishing
 from asyncfed.protocols.gossip_bilevel import GossipBilevel, NeumannDivergesError
 from asyncfed.rng import Streams
-from asyncfed.runtime.sampling import Batches
 from tests.helpers import run_tapped
 from topologies import fully_connected, ring, stochastic_directed, stochastic_undirected
 
@@ -114,8 +114,8 @@ def test_every_round_is_the_printed_one(graph: str, batch: int | None, tmp_path:
     case, b = uneven(), ROUNDS.terms
     protocol = replace(ROUNDS, batch=batch)
     result, seen = run_tapped(scenario(protocol, GRAPHS[graph], problem=case, seed=3), tmp_path / "run")
-    everyone = np.arange(N)
-    draws = Batches(case.data.train, everyone, (b + 1) * (batch or 1), Streams(3), torch.device("cpu"))
+    everyone, train = np.arange(N), case.data.train
+    sampler = Sampler(Streams(3), train.sizes, everyone)
     agents = Agents(case, W[graph], seen.stacked("x", 0, N), seen.stacked("y", 0, N), b, ROUNDS.bound)
     for t in range(ROUNDS.steps):
         for key in "xyshuv":
@@ -123,9 +123,10 @@ def test_every_round_is_the_printed_one(graph: str, batch: int | None, tmp_path:
             by_hand = torch.stack(rows).flatten(1)
             torch.testing.assert_close(seen.stacked(key, t, N), by_hand, rtol=0, atol=1e-12)
         if batch is None:
-            samples = [[case.data.train.of(k)] * (b + 1) for k in range(N)]
+            samples = [[train.of(k)] * (b + 1) for k in range(N)]
         else:
-            drawn = draws.draw(everyone, np.full(N, t))
+            index = sampler.with_replacement(everyone, np.full(N, t), (b + 1) * batch)
+            drawn = train.gather(torch.from_numpy(everyone), torch.from_numpy(index))
             parts = [slice(batch * i, batch * (i + 1)) for i in range(b + 1)]
             samples = [[tuple(tensor[k, part] for tensor in drawn) for part in parts] for k in range(N)]
         agents.round(samples, 0.2 / (1 + t / 4), 0.3, 0.5 / (1 + t / 9))
@@ -266,16 +267,3 @@ def test_a_series_that_diverges_says_which_bound_was_too_low(tmp_path: Path) -> 
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert again.growth > 10
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-def test_on_ray_the_trace_is_identical_and_the_numbers_are_the_same(tmp_path: Path) -> None:
-    """A block of three clients and one of a single client, which has other derivative code."""
-    case = scenario(replace(ROUNDS, batch=2), problem=uneven())
-    local = run(case, out=tmp_path / "local")
-    other = run(case, backend="ray", clients_per_actor=3, out=tmp_path / "ray")
-    assert local.trace.to_arrow().equals(other.trace.to_arrow())
-    for key in ("inner", "outer"):
-        torch.testing.assert_close(other.final[key], local.final[key], rtol=0, atol=1e-10)
-    np.testing.assert_allclose(other.metrics.outer_loss, local.metrics.outer_loss, rtol=0, atol=1e-10)

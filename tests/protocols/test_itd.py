@@ -31,7 +31,6 @@ from asyncfed.protocols import (
 )
 from asyncfed.rng import Streams
 from asyncfed.scenario import check
-from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 from asyncfed.truth import InnerMap, dense_hypergradient, expected_matrix, stationary_point
 from tests.helpers import Steps
 from tests.test_truth import ridge
@@ -344,7 +343,7 @@ def test_other_refusals() -> None:
     parts = with_links(nx.Graph([(0, 1), (2, 3)]), probability=1.0)
     for method in (ITDForward(), ITDBackward()):
         with pytest.raises(ScenarioError, match=r"cannot estimate at given variables; .* use HGP or VRHGP"):
-            EstimateHypergradient(SGP(5, lr=0.1), method, solve=False).phases()
+            EstimateHypergradient(SGP(5, lr=0.1), method, solve=False).parts()
         apart = scenario(curved(), parts, EstimateHypergradient(SGP(5, lr=0.1), method))
         with pytest.raises(TopologyError, match="not strongly connected"):
             check(apart)
@@ -371,23 +370,3 @@ def test_inside_pdbo_every_outer_step_goes_along_the_derivative_of_its_own_inner
     torch.testing.assert_close(result.final["inner"], x, rtol=0, atol=1e-12)
     kept = {name: tensor.shape[1] for name, tensor in result.final.items()}
     assert kept.get("U", 0) == kept.get("trajectory", 0) == 0, "what only the estimate needed is let go"
-
-
-@pytest.mark.parametrize("method", [ITDForward(gather=7), ITDBackward()])
-def test_a_scenario_with_itd_can_be_written_down(method: Any) -> None:
-    protocol = PDBO(SGP(5, lr=0.1), method, outer_steps=2)
-    again = scenario_from_data(scenario_to_data(scenario(curved(), ring(4), protocol)))
-    assert again.protocol == protocol
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", [ITDForward(gather=3), ITDBackward()])
-def test_actors_find_the_same(method: Any, tmp_path: Path) -> None:
-    inner = SGP(steps=4, lr=DECAY, order="4a", batch=2)
-    graph = lopsided() if isinstance(method, ITDBackward) else stochastic_directed(4, seed=1)
-    case = scenario(curved(), graph, PDBO(inner, method, outer_steps=2))
-    here = run(case, out=tmp_path / "here")
-    there = run(case, out=tmp_path / "there", backend="ray", clients_per_actor=3)
-    for key, value in here.final.items():
-        torch.testing.assert_close(there.final[key], value, rtol=0, atol=1e-11)

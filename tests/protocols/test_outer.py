@@ -12,8 +12,10 @@ import torch
 from asyncfed import Scenario, ScenarioError, UnknownNameError, run
 from asyncfed.problems import Derivatives, bilevel_quadratic, personalized_classification
 from asyncfed.protocols import CDBO, HGP, PDBO, SGP
+from asyncfed.protocols.at import At, Home
 from asyncfed.protocols.outer import OuterPush, OuterStep
-from asyncfed.protocols.phase import Site, Tensors
+from asyncfed.protocols.part import Inbox, Tensors
+from asyncfed.rng import Streams
 from topologies import fully_connected
 
 K, COMPONENTS, CLASSES = 4, 2, 10
@@ -21,9 +23,11 @@ RATES = {"labels": 0.03, "ensemble": 0.5}  # not in the order in which the parts
 CASE = personalized_classification("digits", clients=K, components=COMPONENTS, limit=100)
 
 
-def site(**changes: Any) -> Site:
-    values = {"n": K, "start": torch.full((K, 3), 7.0, dtype=torch.float64), **changes}
-    return Site(Derivatives.of(CASE), CASE.data, np.arange(K), **values)
+def at(steps: list[int] | None = None, n: int = K) -> At:
+    """All clients of a block of a run of n, at their steps."""
+    start = torch.full((K, 3), 7.0, dtype=torch.float64)
+    home = Home(Derivatives.of(CASE), CASE.data, np.arange(K), n, start, Streams(0))
+    return At(home, np.arange(K), np.array(steps or [0] * K))
 
 
 def carried(**changes: torch.Tensor) -> Tensors:
@@ -31,12 +35,12 @@ def carried(**changes: torch.Tensor) -> Tensors:
     return {"outer": lam, "inner": torch.ones(K, 3, dtype=torch.float64), **changes}
 
 
-def stepped(phase: OuterStep, before: Tensors, hypergradient: torch.Tensor) -> Tensors:
+def stepped(part: OuterStep, before: Tensors, hypergradient: torch.Tensor) -> Tensors:
     before = {**before, "hypergradient": hypergradient}
-    opening = phase.begin(site(), before)
-    assert phase.steps == 0
-    assert not opening.absorbed, "nothing is sent"
-    return before | phase.finish({}, opening.memory)
+    start = part.start(at(), before)
+    assert part.steps == 0
+    assert not start.absorbed, "nothing is sent"
+    return before | part.finish(at(), Inbox("OuterStep", {}), start.memory)
 
 
 def hypergradients(steps: int) -> list[torch.Tensor]:
@@ -58,9 +62,9 @@ def test_adam_is_torchs_with_a_rate_for_each_part(
     of = rates if isinstance(rates, dict) else dict.fromkeys(RATES, rates)
     groups = [{"params": [ensemble], "lr": of["ensemble"]}, {"params": [labels], "lr": of["labels"]}]
     adam = torch.optim.Adam(groups, betas=betas)
-    phase, state = OuterStep(rates, "adam", betas), carried()
+    part, state = OuterStep(rates, "adam", betas), carried()
     for hypergradient in hypergradients(6):
-        state = stepped(phase, state, hypergradient)
+        state = stepped(part, state, hypergradient)
         ensemble.grad, labels.grad = hypergradient[:, :COMPONENTS], hypergradient[:, COMPONENTS:]
         adam.step()
         found = torch.cat([ensemble, labels], dim=1).detach()
@@ -81,10 +85,10 @@ def test_sgd_is_a_step_along_the_hypergradient() -> None:
 
 def test_a_fresh_start_goes_back_to_where_the_run_began_and_a_warm_one_goes_on() -> None:
     (hypergradient,) = hypergradients(1)
-    for start, value in (("fresh", 7.0), ("warm", 1.0)):
+    for begins, value in (("fresh", 7.0), ("warm", 1.0)):
         for optimizer in ("adam", "sgd"):
-            phase = OuterStep(0.1, optimizer, start=start)  # type: ignore[arg-type]
-            assert (stepped(phase, carried(), hypergradient)["inner"] == value).all()
+            part = OuterStep(0.1, optimizer, begins=begins)  # type: ignore[arg-type]
+            assert (stepped(part, carried(), hypergradient)["inner"] == value).all()
 
 
 def test_an_outer_push_brings_the_hypergradient_in_once_and_n_times() -> None:
@@ -93,18 +97,18 @@ def test_an_outer_push_brings_the_hypergradient_in_once_and_n_times() -> None:
     z = 1.0 + torch.arange(K * (COMPONENTS + CLASSES), dtype=torch.float64).reshape(K, -1)
     omega = torch.tensor([[0.5], [1.5], [0.25], [1.75]], dtype=torch.float64)
     before = carried(outer=z / omega, outer_z=z, outer_omega=omega, hypergradient=hypergradient)
-    phase, here = OuterPush(RATES, steps=2), site(n=11)
-    opening = phase.begin(here, before)
-    assert torch.equal(opening.absorbed["z"], z)
-    assert torch.equal(opening.absorbed["omega"], omega)
+    part = OuterPush(RATES, steps=2)
+    start = part.start(at(n=11), before)
+    assert torch.equal(start.absorbed["z"], z)
+    assert torch.equal(start.absorbed["omega"], omega)
     rate = torch.tensor([0.5] * COMPONENTS + [0.03] * CLASSES, dtype=torch.float64)
-    args = (here.derivatives, opening.absorbed, opening.memory, ())
-    first = phase.step(*args, np.zeros(K, dtype=np.int64), {})
+    inbox = Inbox("OuterPush", start.absorbed)
+    first = part.step(at([0] * K), inbox, start.memory)
     torch.testing.assert_close(first.residue["z"], -11 * rate * hypergradient, rtol=1e-14, atol=0)
-    later = phase.step(*args, np.array([1, 0, 1, 1]), {})
+    later = part.step(at([1, 0, 1, 1]), inbox, start.memory)
     assert (later.residue["z"][[0, 2, 3]] == 0).all()
     assert torch.equal(later.residue["z"][1], first.residue["z"][1])
-    after = phase.finish({"z": 2 * z, "omega": omega}, opening.memory)
+    after = part.finish(at(), Inbox("OuterPush", {"z": 2 * z, "omega": omega}), start.memory)
     torch.testing.assert_close(after["outer"], 2 * z / omega)
     assert torch.equal(after["outer_z"], 2 * z)
     assert (after["inner"] == 7.0).all()

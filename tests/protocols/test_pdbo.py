@@ -30,9 +30,8 @@ from asyncfed.protocols import (
     Local,
     StepDecay,
 )
-from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 from asyncfed.truth import InnerMap, Point, dense_hypergradient, expected_matrix
-from tests.helpers import files_of, run_tapped
+from tests.helpers import run_tapped
 from topologies import fully_connected, stochastic_directed
 
 N, D, D_OUTER = 4, 2, 2
@@ -202,11 +201,11 @@ def test_on_links_that_come_and_go_pdbo_comes_near_the_minimiser(tmp_path: Path)
     assert (result.final["outer"].flatten() - phi.minimiser).norm() < 0.25 * phi.minimiser.norm()
 
 
-# --- every inner phase begins anew --------------------------------------------------------------------
+# --- every inner part begins anew --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", ["fresh", "warm"])
-def test_schedules_begin_anew_with_every_inner_phase(start: str, tmp_path: Path) -> None:
+def test_schedules_begin_anew_with_every_inner_part(start: str, tmp_path: Path) -> None:
     step = inner(lr=StepDecay(LR, at=(2,), factor=0.1))
     first = outcome(EstimateHypergradient(step, MANY), tmp_path / "first", initial={"inner": BEGIN})
     x, lam = first.final["inner"], -0.5 * first.final["hypergradient"]
@@ -222,8 +221,8 @@ def test_schedules_begin_anew_with_every_inner_phase(start: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("batch", [2, None])
-def test_minibatches_are_drawn_anew_in_every_inner_phase(batch: int | None, tmp_path: Path) -> None:
-    """λ hardly moves, so that on FC only the minibatches tell the second inner phase from the first."""
+def test_minibatches_are_drawn_anew_in_every_inner_part(batch: int | None, tmp_path: Path) -> None:
+    """λ hardly moves, so that on FC only the minibatches tell the second inner part from the first."""
     case = problem(noise=0.5, samples=8)
     protocol = PDBO(inner(batch=batch), HGP(3), 1, outer_lr=1e-12, optimizer="sgd")
     scenario = Scenario(problem=case, topology=FC, protocol=protocol, precision="float64")
@@ -411,9 +410,9 @@ def test_cdbo_local_sends_lambda_and_nothing_else(start: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("protocol", [PDBO(inner(), HGP(2), 1), CDBO(inner(), HGP(2), 1)])
-def test_a_horizon_does_not_go_with_several_phases(protocol: Any, tmp_path: Path) -> None:
+def test_a_horizon_does_not_go_with_several_parts(protocol: Any, tmp_path: Path) -> None:
     timing = VirtualTime(compute="exponential(1.0)", horizon=20.0)
-    with pytest.raises(ScenarioError, match=r"a horizon of 20.0 would cut a protocol of 4 phases"):
+    with pytest.raises(ScenarioError, match=r"a horizon of 20.0 would cut a protocol of 4 parts"):
         outcome(protocol, tmp_path / "run", timing=timing)
     assert not (tmp_path / "run").exists()
 
@@ -466,50 +465,3 @@ def test_compared_methods_are_those_of_runs_of_their_own_where_nothing_is_random
         torch.testing.assert_close(
             result.final[f"hypergradient/{k}"], alone.final["hypergradient"], rtol=0, atol=1e-14
         )
-
-
-# --- written down and run again; backends ---------------------------------------------------------------
-
-RATES = {"labels": 0.1, "ensemble": 1.0}
-STEP = SGP(steps=3, lr=StepDecay(0.5, at=(2,)), batch=8)
-PROTOCOLS = {
-    "pdbo": PDBO(STEP, VRHGP(2, sampling="joint"), 1, RATES, betas=(0.5, 0.9), start="warm"),
-    "cdbo": CDBO(Local(steps=2, lr=0.1), HGP(1, batch=None), 1, RATES, consensus=2),
-    "estimate": EstimateHypergradient(STEP, HGP(2, lr=0.1, record=True)),
-    "compare": CompareHypergradients(STEP, (HGP(1), VRHGP(2, expectations="exact", batch=4))),
-}
-
-
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_scenario_written_down_runs_again_to_the_same_bytes(name: str, tmp_path: Path) -> None:
-    scenario = Scenario(
-        problem=DIGITS, topology=stochastic_directed(3, seed=1), protocol=PROTOCOLS[name], seed=5
-    )
-    data = json.loads(json.dumps(scenario_to_data(scenario)))
-    again = scenario_from_data(data)
-    assert again.protocol == scenario.protocol
-    assert scenario_to_data(again) == data
-    first = run(scenario, out=tmp_path / "first", save_final=True)
-    second = run(again, out=tmp_path / "second", save_final=True)
-    files = files_of(first.path)
-    assert {"final.safetensors", "metrics.jsonl", "scenario.json"} < set(files)
-    assert files == files_of(second.path)
-    assert load(first.path).scenario.protocol == scenario.protocol
-
-
-@pytest.mark.ray
-def test_packed_on_ray_pdbo_is_the_same(ray_cluster: None, tmp_path: Path) -> None:
-    case, graph = problem(clients=6, noise=0.3, samples=4), stochastic_directed(6, seed=1)
-    protocol = PDBO(inner(batch=2, lr=0.1), VRHGP(3), 2, outer_lr=0.3)
-    given = torch.linspace(-1, 1, 12, dtype=torch.float64).view(6, 2)
-    common = {"problem": case, "initial": {"inner": given}}
-    here = outcome(protocol, tmp_path / "local", graph, **common)
-    there = outcome(protocol, tmp_path / "ray", graph, backend="ray", clients_per_actor=3, **common)
-    assert there.manifest["placement"]["actors"] == 2
-    assert here.trace.to_pandas().equals(there.trace.to_pandas())
-    assert set(here.final) == set(there.final)
-    assert "adam_square" in here.final
-    for key, value in here.final.items():
-        torch.testing.assert_close(there.final[key], value, rtol=0, atol=1e-10)
-    assert list(here.metrics.outer_step) == list(there.metrics.outer_step) == [0, 1, 2]
-    np.testing.assert_allclose(here.metrics.drop(columns="phase"), there.metrics.drop(columns="phase"))

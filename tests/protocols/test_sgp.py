@@ -135,9 +135,13 @@ def test_with_a_constant_step_the_average_stands_at_the_fixed_point_of_the_expec
     scenario = Scenario(
         problem=problem, topology=graph, protocol=protocol, precision="float64", evaluate_every=6_000
     )
-    _, steps = run_tapped(scenario, tmp_path / "run")
-    late = range(500, 6_000)
-    x = np.stack([(steps.stacked("z", t, n) / steps.stacked("omega", t, n)).numpy() for t in late])
+    seen: list[np.ndarray] = []
+    run(
+        scenario,
+        out=tmp_path / "run",
+        tap=lambda step: seen.append((step.absorbed["z"] / step.absorbed["omega"]).numpy()),
+    )
+    x = np.stack(seen[500:])
     b = torch.stack([problem.data.train.of(i)[1][0] for i in range(n)]).numpy()
 
     everybody = x.mean(1)

@@ -1,7 +1,8 @@
-"""A wave computed in many chunks is the wave computed at once, whatever a phase returns for each."""
+"""A wave computed in many chunks is the wave computed at once, whatever a part returns for each."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from asyncfed import Lockstep, Scenario, VirtualTime, run
 from asyncfed.data import client_data_from_lists
 from asyncfed.problems import Problem
 from asyncfed.protocols import HGP, SGP, VRHGP, EstimateHypergradient
+from asyncfed.protocols.at import At
+from asyncfed.protocols.part import Inbox, Scene, Step, Tensors
 from asyncfed.runtime import block
 from topologies import stochastic_directed
 
@@ -74,18 +77,18 @@ def test_chunks_change_nothing(
 
 
 class Mixed(SGP):
-    """A phase whose chunks answer differently: some with a residue, some without, some in place, some not."""
+    """A part whose chunks answer differently: some with a residue, some without, some in place, some not."""
 
-    def step(self, derivatives, absorbed, memory, batch, steps, room):  # type: ignore[no-untyped-def]
-        emission = super().step(derivatives, absorbed, memory, batch, steps, room)
-        kind = int(absorbed["z"][0, 0].abs() * 1e6) % 3
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        kind = int(inbox["z"][0, 0].abs() * 1e6) % 3
+        made = super().step(at, inbox, memory)
         if kind == 0:
-            return emission
-        payload = {key: value.clone() for key, value in emission.payload.items()}
+            return made
+        payload = {key: value.clone() for key, value in made.payload.items()}
         if kind == 1:
-            return type(emission)(payload, emission.residue, emission.report)
-        payload["z"] = payload["z"] + emission.residue["z"]
-        return type(emission)(payload, {}, emission.report)
+            return replace(made, payload=payload)
+        payload["z"] = payload["z"] + made.residue["z"]
+        return replace(made, payload=payload, residue={})
 
 
 def test_chunks_that_answer_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +100,7 @@ def test_chunks_that_answer_differently(tmp_path: Path, monkeypatch: pytest.Monk
     class MixedAlone(Mixed):
         sends = False
 
-        def check(self, network, weights, timing):  # type: ignore[no-untyped-def]
+        def check(self, scene: Scene) -> None:
             return None
 
     monkeypatch.setattr(block, "CHUNK_BYTES", 8 * D)

@@ -137,7 +137,7 @@ def test_a_common_lambda_goes_on_with_its_mass(tmp_path: Path) -> None:
 
 
 def test_a_fresh_start_is_where_the_run_was_told_to_begin(tmp_path: Path) -> None:
-    """λ hardly moves, so that both inner phases end at the same place."""
+    """λ hardly moves, so that both inner parts end at the same place."""
     protocol = PDBO(INNER, HYPER, 1, outer_lr=1e-12, optimizer="sgd")
     given = {"inner": GIVEN["inner"]}
     result = outcome(protocol, tmp_path / "run", given)
@@ -166,7 +166,7 @@ def test_rows_of_another_shape_are_refused_before_anything_runs(
     name: str, shape: tuple[int, ...], wanted: tuple[int, ...], tmp_path: Path
 ) -> None:
     with pytest.raises(ScenarioError) as raised:
-        outcome(INNER, tmp_path / "run", {name: torch.ones(shape)})
+        outcome(PDBO(INNER, HYPER, 1), tmp_path / "run", {name: torch.ones(shape)})
     assert f"initial['{name}'] has the shape {shape}; it must be {wanted}" in str(raised.value)
     assert not (tmp_path / "run").exists()
 
@@ -176,7 +176,7 @@ def test_rows_of_another_shape_are_refused_before_anything_runs(
 )
 def test_a_name_that_nobody_looks_for_is_refused(name: str, nearest: str | None, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError) as raised:
-        outcome(INNER, tmp_path / "run", {name: torch.ones(N, D)})
+        outcome(PDBO(INNER, HYPER, 1), tmp_path / "run", {name: torch.ones(N, D)})
     assert raised.value.nearest == nearest
     assert f"unknown variable in initial '{name}'" in str(raised.value)
     assert not (tmp_path / "run").exists()
@@ -197,9 +197,9 @@ def test_all_that_a_run_leaves_behind_may_be_where_another_begins(protocol: Any,
     assert set(outcome(protocol, tmp_path / "second", first.final).final) == set(first.final)
 
 
-def test_a_protocol_may_say_what_it_carries(tmp_path: Path) -> None:
+def test_a_method_says_what_it_may_begin_with(tmp_path: Path) -> None:
     class Own(SGP):
-        carries = ("momentum",)
+        passes_on = ("momentum",)
 
     own = Own(steps=1, lr=0.1, batch=None)
     assert outcome(own, tmp_path / "run", {"momentum": torch.ones(N, D), **GIVEN}).complete

@@ -9,9 +9,9 @@ import torch
 
 from asyncfed import Progress, Scenario, VirtualTime, load, run
 from asyncfed.problems import classification, quadratic
-from asyncfed.protocols import SGP
+from asyncfed.protocols import SGP, Local
 from asyncfed.runtime.local import choose_device, worthwhile_threads
-from topologies import stochastic_directed
+from topologies import edgeless, stochastic_directed
 
 
 def test_small_work_gets_one_thread_and_large_work_all() -> None:
@@ -94,3 +94,18 @@ def test_metrics_are_what_the_final_models_say(tmp_path: Path) -> None:
     totals = result.trace.totals()
     assert (last.messages, last.delivered, last.bytes) == (totals.sent, totals.delivered, totals.bytes)
     assert last.bytes == totals.sent * 8 * 651, "650 parameters and ω, in doubles"
+
+
+def test_a_step_shows_when_it_has_ended_and_not_before(tmp_path: Path) -> None:
+    """Client 0 takes 1 unit for a step and client 1 three; looked at four times in each unit."""
+    timing = VirtualTime(compute=1.0, factors={1: 3.0}, horizon=6.0)
+    scenario = Scenario(
+        quadratic(clients=2), edgeless(2), Local(9, 0.1, batch=None), timing, evaluate_every=0.25
+    )
+    metrics = run(scenario, out=tmp_path / "run").metrics
+    before = metrics[metrics.virtual_time < 6.0]
+    ended = [(int(now) + int(now / 3)) / 2 for now in before.virtual_time]
+    assert before.step.tolist() == ended
+    same = before.groupby("step").loss.nunique()
+    assert (same == 1).all()
+    assert before.groupby("step").loss.first().is_monotonic_decreasing

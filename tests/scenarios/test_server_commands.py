@@ -88,7 +88,7 @@ def test_show_trace_and_pictures(timing: str, tmp_path: Path) -> None:
     assert shown.exit_code == 0
     for words in ("FedAvg(outer_steps=3", "Server(participation=0.25", "star, 6 clients", "complete"):
         assert words in shown.stdout
-    for by, what in (("round", "3 rounds"), ("edge", "edges"), ("node", "7 clients"), ("phase", "phases")):
+    for by, what in (("round", "3 rounds"), ("edge", "edges"), ("node", "7 nodes"), ("phase", "phases")):
         traced = invoke("trace", run, "--by", by, "--top", "100")
         assert traced.exit_code == 0, traced.stderr
         assert what in traced.stdout

