@@ -76,6 +76,19 @@ class ClientShards:
         rows = (self._offsets[clients].unsqueeze(1) + index).reshape(-1)
         return tuple(t.index_select(0, rows).view(*index.shape, *t.shape[1:]) for t in self.tensors)
 
+    def whole(self, clients: IntArray) -> Samples:
+        """All samples of clients that have equally many (k, B, …): a view where they stand together."""
+        size = int(self.sizes[clients[0]])
+        first = int(clients[0])
+        everyone = len(clients) == self.clients
+        if int(clients[-1]) - first == len(clients) - 1 and (everyone or (np.diff(clients) == 1).all()):
+            start = int(self.offsets[first])
+            rows = slice(start, start + size * len(clients))
+            return tuple(t[rows].view(len(clients), size, *t.shape[1:]) for t in self.tensors)
+        device = self.tensors[0].device
+        index = torch.arange(size, device=device).expand(len(clients), -1)
+        return self.gather(torch.from_numpy(clients).to(device), index)
+
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> ClientShards:
         """The same on another device, floating-point tensors (and only these) in another precision."""
         return ClientShards(

@@ -36,6 +36,8 @@ class Fates:
     @property
     def status(self) -> Any:
         """As the trace has it, for what goes will be delivered."""
+        if self.goes.all():
+            return int(Status.DELIVERED)
         down, lost = np.uint8(Status.LINK_DOWN), np.uint8(Status.LOST)
         return np.where(self.goes, np.uint8(Status.DELIVERED), np.where(self.up, lost, down))
 

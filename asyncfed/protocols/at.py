@@ -157,11 +157,8 @@ class At:
         size that the part says; or all of its samples.
         """
         if self._batch is None:
-            if self._size is None:
-                index = np.tile(np.arange(self.train.sizes[self.rows[0]]), (len(self.rows), 1))
-                self._batch = self._gathered(index)
-            else:
-                self._batch = self.minibatch(self._size)
+            size = self._size
+            self._batch = self.train.whole(self.rows) if size is None else self.minibatch(size)
         return self._batch
 
     def minibatch(self, size: int, purpose: str = "batches") -> tuple[Tensor, ...]:

@@ -136,11 +136,10 @@ class LocalSteps:
         iteration: int,
         pushed: _Pushed | None = None,
     ) -> tuple[Tensor, Tensor]:
-        sizes = samples.sizes
-        counts = self.counts(sizes, samples.at.clients)
+        counts = self.counts(samples.sizes, samples.at.clients)
         rate = self.rates(counts, iteration, start)
         v = start.expand(samples.k, -1).clone()
-        losses, seen = start.new_zeros(samples.k), start.new_zeros(samples.k)
+        losses = start.new_zeros(samples.k)
         first = 0
         if direction is not None:
             v.addcmul_(rate, direction.expand_as(v), value=-1.0)
@@ -149,8 +148,7 @@ class LocalSteps:
             work = batches[0].shape[1] * batches[0].shape[2] * samples.parameters
             with worthwhile_threads(work):
                 self._stretch(samples, places, batches, length, start, direction, v, rate, losses, pushed)
-            seen[torch.from_numpy(places).to(seen.device)] += length
-        return v, losses / seen
+        return v, losses.div_(torch.from_numpy(counts - first).to(losses))
 
     def _stretch(
         self,
@@ -170,7 +168,7 @@ class LocalSteps:
         own, alpha = (v, rate) if at is None else (v.index_select(0, at), rate.index_select(0, at))
         anchors = None if direction is None else _anchors(samples, start, direction, batches, alpha, length)
         own_losses = own.new_zeros(len(own))
-        step = float(alpha[0]) if bool((alpha == alpha[0]).all()) else alpha
+        step = alpha if self.divide and bool((alpha != alpha[0]).any()) else float(alpha[0])
         for j in range(length):
             batch = tuple(tensor[j] for tensor in batches)
             if pushed is None:
@@ -290,8 +288,8 @@ class _Orders:
         """(steps, clients, B, …)"""
         steps = stop - first
         if self._batch is None or (per_epoch[places] == 1).all():
-            index = np.tile(np.arange(int(self._sizes[places[0]])), (len(places), 1))
-            return tuple(t.expand(steps, *t.shape) for t in self._samples.batch(places, index))
+            whole = self._samples.shards.whole(self._samples.rows[places])
+            return tuple(t.expand(steps, *t.shape) for t in whole)
         index = np.stack(
             [[self._index(int(p), s, int(per_epoch[p])) for p in places] for s in range(first, stop)]
         )

@@ -460,7 +460,10 @@ class Block:
                     old.index_fill_(0, at, 0.0)
             self._note(made, places, rows, reports, len(wave.emits))
         self._emitted = tuple(payload)
-        self._pool.put(payload, wave.emits)
+        if part is self._part or self._pool.alive:
+            self._pool.put(payload, wave.emits)
+        else:  # of a round, where nothing older is wanted, the answers stay where they are
+            self._pool.adopt(payload, wave.emits)
         return reports
 
     def _compute_server(self, inbox: Inbox, wave: BlockWave) -> Reports:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.network.serials import SerialTable
+from asyncfed.runtime.memory import lazy_zeros
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -65,6 +66,7 @@ class Pool:
         self._free: list[int] = []  # slots given back
         self.size = 0  # slots ever used
         self._capacity = 0
+        self._adopted: IntArray | None = None  # the payloads that the rows are, in order
 
     @property
     def alive(self) -> int:
@@ -72,11 +74,12 @@ class Pool:
         return self._slots.alive
 
     def adopt(self, payload: Tensors, serials: IntArray) -> Tensors:
-        """Take the rows of a whole block as they stand, nothing else being wanted; returns the old rows."""
+        """Take the rows of a wave as they stand, nothing else being wanted; returns the old rows."""
         old, self.rows = self.rows, dict(payload)
-        self.size = self._capacity = self._k
+        self.size = self._capacity = len(serials)
         self._free = []
-        self._slots.add(serials, slot=np.arange(self._k))
+        self._slots.add(serials, slot=np.arange(len(serials)))
+        self._adopted = serials
         return old
 
     def put(self, payload: Mapping[str, Tensor], serials: IntArray) -> None:
@@ -86,13 +89,13 @@ class Pool:
             return
         row_bytes = self._dtype.itemsize * sum(value.shape[1] for value in payload.values())
         slots = np.array(self._claimed(wanted, row_bytes), dtype=np.int64)
-        together = int(slots[-1] - slots[0]) == wanted - 1 and bool((np.diff(slots) == 1).all())
-        at = slice(int(slots[0]), int(slots[-1]) + 1) if together else torch.from_numpy(slots)
+        self._adopted = None
+        at = torch.from_numpy(slots).to(self._device)
         for name, value in payload.items():
             rows = self.rows.get(name)
             if rows is None or rows.shape[1] != value.shape[1]:
                 rows = self.rows[name] = self._zeros(self._capacity, value.shape[1])
-            rows[at] = value
+            rows.index_copy_(0, at, value)
         self._slots.add(serials, slot=slots)
 
     def _claimed(self, wanted: int, row_bytes: int) -> list[int]:
@@ -155,6 +158,8 @@ class Pool:
 
     def take(self, names: tuple[str, ...], serials: IntArray) -> Tensors:
         """The rows of some payloads, in order; a view where they stand together."""
+        if serials is self._adopted:
+            return {name: self.rows[name] for name in names}
         slots = self._slots.get("slot", serials)
         if len(slots) and int(slots[-1] - slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
             at: slice | Tensor = slice(int(slots[0]), int(slots[-1]) + 1)
@@ -163,9 +168,7 @@ class Pool:
         return {name: self.rows[name][at] for name in names}
 
     def _zeros(self, rows: int, length: int) -> Tensor:
-        # Unused rows meet zero weights, and the product must be zero. Memory from numpy costs nothing until
-        # it is written to, so there may be plenty of it.
+        # Unused rows meet zero weights, and the product must be zero.
         if self._device.type == "cpu":
-            kind = np.float32 if self._dtype == torch.float32 else np.float64
-            return torch.from_numpy(np.zeros((rows, length), dtype=kind))
+            return lazy_zeros(rows, length, self._dtype)
         return torch.zeros(rows, length, dtype=self._dtype, device=self._device)

@@ -302,7 +302,10 @@ def test_a_look_knows_what_the_trace_does_not_hold_yet(setting: Setting) -> None
     assert look.final
     assert look.rounds == len(setting.asks)
     held = played.messages[recorded:]
-    assert {row.status for row in held} <= {Status.LATE, Status.IN_FLIGHT}  # so none of them counts as arrived
+    assert {row.status for row in held} <= {
+        Status.LATE,
+        Status.IN_FLIGHT,
+    }  # so none of them counts as arrived
     assert (look.unrecorded.arrived, look.unrecorded.on_the_way) == (0, len(held))
     assert sum(row.bytes for row in played.messages) == size + look.unrecorded.bytes
 

@@ -147,7 +147,7 @@ class AskedSchedule:
 
     def alone(self, part: int, writes: tuple[str, ...]) -> Wave:
         """The server does something by itself, in no time: it begins, or begins again."""
-        return self._server_wave(part, (), writes, [])
+        return self._server_wave(part, (), writes, NO_NODES)
 
     def one_round(self, ask: Ask) -> Iterator[Wave]:
         """Ask, wait and close."""
@@ -384,15 +384,44 @@ class AskedSchedule:
 
     # --- closing -------------------------------------------------------------------------------------
 
+    def _all_here(self, ask: Ask, attempt: _Attempt, importance: FloatArray) -> Iterator[Wave]:
+        """The plain case: everybody who worked has answered in time, and nothing older is left."""
+        clients = attempt.clients
+        serials = self._serials(len(clients))
+        weights = importance / importance.sum()
+        self._wire.record(
+            clients, self._node, int(Status.DELIVERED), step=self.round, sent_at=attempt.done,
+            arrived_at=attempt.arrives, absorbed_step=self.round, weight=weights, bytes=ask.answer_bytes,
+            phase=ask.phase, kind=ask.kind,
+        )  # fmt: skip
+        self._record_closed(ask, len(clients))
+        versions = self._versions(ask)
+        self._learn(ask, clients, ())
+        yield self._clients_wave(ask.part, self.round, clients, serials, versions)
+        channel = Sums(ask.answers, np.array([0, len(serials)]), serials, weights, clients)
+        yield self._server_wave(ask.part, (channel,), ask.writes, serials)
+        self.round += 1
+
+    def _record_closed(self, ask: Ask, absorbed: int) -> None:
+        self._wire.record_steps(
+            self._node, step=self.round, started_at=np.array([self.now]), ended_at=self.now,
+            absorbed=absorbed, phase=ask.phase,
+        )  # fmt: skip
+
     def _close(self, ask: Ask, here: IntArray, importance: FloatArray) -> Iterator[Wave]:
         series = ask.series
+        begun, self._begun = self._begun, []
+        if len(begun) == 1 and series not in self._late:
+            (alone,) = begun
+            if isinstance(alone, _Attempt) and len(alone.clients) == len(here) and alone.goes.all():
+                yield from self._all_here(ask, alone, importance[here])
+                return
         # Of those whose answers are here.
         payload = np.full(self.n, -1, dtype=np.int64)
         sent = np.full(self.n, np.nan)
         arrives = np.full(self.n, np.nan)
         waves: list[Wave] = []
         unused: list[int] = []
-        begun, self._begun = self._begun, []
         for one in begun:
             if isinstance(one, _Work):
                 used = one.round == self.round and one.arrives <= self.now
@@ -416,10 +445,7 @@ class AskedSchedule:
             self._record_answer(work, Status.DELIVERED, self.round, work.importance / total)
         for work in worthless:
             self._record_answer(work, Status.LATE, -1, np.nan)
-        self._wire.record_steps(
-            self._node, step=self.round, started_at=np.array([self.now]), ended_at=self.now,
-            absorbed=len(here) + len(older), phase=ask.phase,
-        )  # fmt: skip
+        self._record_closed(ask, len(here) + len(older))
         self._learn(ask, here, (*older, *worthless))
         sources = np.concatenate([payload[here], np.array([work.payload for work in older], dtype=np.int64)])
         shares = np.concatenate([weights, np.array([work.importance / total for work in older])])
@@ -427,7 +453,8 @@ class AskedSchedule:
         channel = Sums(ask.answers, np.array([0, len(sources)]), sources, shares, senders)
         unused += [work.payload for work in worthless]
         yield from waves
-        yield self._server_wave(ask.part, (channel,), ask.writes, [*sources.tolist(), *unused])
+        over = np.array(sorted((*sources.tolist(), *unused)), dtype=np.int64)
+        yield self._server_wave(ask.part, (channel,), ask.writes, over)
         self.round += 1
 
     def _wave_of_many(
@@ -533,7 +560,7 @@ class AskedSchedule:
         return tuple(Common(some, source) for source, some in names.items())
 
     def _server_wave(
-        self, part: int, channels: tuple[Channel, ...], writes: tuple[str, ...], used: list[int]
+        self, part: int, channels: tuple[Channel, ...], writes: tuple[str, ...], over: IntArray
     ) -> Wave:
         emits = self._serials(1)
         for name in writes:
@@ -544,11 +571,9 @@ class AskedSchedule:
                 wanted.update(work.versions.values())
         stale = self._boards - wanted
         self._boards = (self._boards & wanted) | {int(emits[0])}
-        released = np.array(sorted((*used, *stale)), dtype=np.int64)
+        released = np.append(over, sorted(stale)).astype(np.int64) if stale else over
         node = np.array([self._node], dtype=np.int64)
-        return Wave(
-            Absorption(node, channels), np.array([self.round]), emits, released, self.now, part,
-        )  # fmt: skip
+        return Wave(Absorption(node, channels), np.array([self.round]), emits, released, self.now, part)
 
     # --- the trace -----------------------------------------------------------------------------------
 
