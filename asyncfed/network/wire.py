@@ -37,7 +37,7 @@ class Fates:
     def status(self) -> Any:
         """As the trace has it, for what goes will be delivered."""
         if self.goes.all():
-            return int(Status.DELIVERED)
+            return np.zeros(len(self.goes), dtype=np.uint8)
         down, lost = np.uint8(Status.LINK_DOWN), np.uint8(Status.LOST)
         return np.where(self.goes, np.uint8(Status.DELIVERED), np.where(self.up, lost, down))
 
@@ -114,40 +114,10 @@ class Wire:
 
     # --- the trace -----------------------------------------------------------------------------------
 
-    def record(
-        self,
-        sender: Any,
-        receiver: Any,
-        status: Any,
-        *,
-        step: Any,
-        sent_at: Any,
-        arrived_at: Any,
-        absorbed_step: Any,
-        weight: Any,
-        bytes: Any,
-        phase: str,
-        kind: str,
-    ) -> None:
-        """Write down messages whose fate is known."""
-        self._recorder.messages(
-            sender=sender,
-            receiver=receiver,
-            status=status,
-            step=step,
-            sent_at=sent_at,
-            arrived_at=arrived_at,
-            absorbed_step=absorbed_step,
-            weight=weight,
-            bytes=bytes,
-            phase=phase,
-            kind=kind,
-        )
+    def record(self, sender: Any, receiver: Any, status: Any, **row: Any) -> None:
+        """Write down messages whose fate is known; `row` are the other columns of `Recorder.messages`."""
+        self._recorder.messages(sender=sender, receiver=receiver, status=status, **row)
 
-    def record_steps(
-        self, client: Any, *, step: Any, started_at: Any, ended_at: Any, absorbed: Any, phase: str
-    ) -> None:
+    def record_steps(self, client: Any, **row: Any) -> None:
         """Write down steps, which frame the messages."""
-        self._recorder.steps(
-            client=client, step=step, started_at=started_at, ended_at=ended_at, absorbed=absorbed, phase=phase
-        )
+        self._recorder.steps(client=client, **row)
