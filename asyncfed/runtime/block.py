@@ -17,8 +17,9 @@ buffer.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -139,15 +140,16 @@ class Block:
         everyone = np.arange(self.k, dtype=np.int64)
         start = part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
         self._part, self._first_step = part, first_step
-        lent = {t.untyped_storage().data_ptr() for t in (*self.store.values(), self._home.start)}
-        self._residue = {
-            key: value.clone() if value.untyped_storage().data_ptr() in lent else value
-            for key, value in start.absorbed.items()
-        }
         self._memory = dict(start.memory)
-        self._borrowed = {
-            key for key, value in self._memory.items() if value.untyped_storage().data_ptr() in lent
-        }
+        # What is written to in place must be nobody else's: of what is absorbed at once, of memory in time.
+        samples = (*self._data.train.tensors, *self._home.outer.tensors)
+        lent = Counter({_storage(t): 1 for t in (*self.store.values(), self._home.start, *samples)})
+        lent.update(map(_storage, self._memory.values()))
+        self._borrowed = {key for key, value in self._memory.items() if lent[_storage(value)] > 1}
+        self._residue = {}
+        for key, value in start.absorbed.items():
+            self._residue[key] = value.clone() if lent[_storage(value)] else value
+            lent[_storage(value)] += 1
         self._pool = Pool(self.k, self._dtype, self._device)
         self._spare = {key: [] for key in start.absorbed}
         self._carries = part.carries(self._sizes)
@@ -503,6 +505,8 @@ class Block:
         sent = [(key, value, value._version) for key, value in inbox.items()] if part.asks else []
         made = part.step(at, inbox, memory)
         self._check_untouched(part, memory, handed, sent)
+        if handed and not self._home.server:
+            made = _on_its_own(made, memory)
         self._check_step(part, made, memory, inbox, rows, steps)
         if self._strict:
             made = _spoil(made, (*inbox.values(), *memory.values(), *at.room.values()))
@@ -692,6 +696,21 @@ class Block:
                 client = int(self.clients[rows[at]])
                 value = float(wrong.flatten()[0])
                 raise DivergenceError(client, int(steps[at]), quantity, value, server=self._home.server)
+
+
+def _storage(value: Tensor) -> int:
+    """Where a tensor's numbers lie: the same of all views of it."""
+    return value.untyped_storage().data_ptr()
+
+
+def _on_its_own(made: Step, memory: Tensors) -> Step:
+    """What a step sends and remembers, apart from the memory it was handed, which is about to change."""
+    lent = {_storage(value) for value in memory.values()}
+
+    def apart(values: Tensors) -> Tensors:
+        return {key: value.clone() if _storage(value) in lent else value for key, value in values.items()}
+
+    return replace(made, payload=apart(made.payload), memory=apart(made.memory))
 
 
 def _spoil(made: Step, lent: Iterable[Tensor]) -> Step:
