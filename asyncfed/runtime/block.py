@@ -490,7 +490,7 @@ class Block:
     ) -> Step:
         if len(rows) != len(steps):  # else the whole wave in one chunk, in order or all of equal size
             steps = steps[places if isinstance(places, slice) else places.cpu().numpy()]
-            inbox = inbox.with_values({key: value[places] for key, value in inbox.items()})
+            inbox = inbox.of(places)
             room = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
         memory = self._memory_of(part, rows)
         seen = {key: value.clone() for key, value in inbox.items()} if self._tap is not None else {}
@@ -572,7 +572,7 @@ class Block:
             self._remember(memory[key], rows, value)
         here = places if isinstance(places, slice) else places.cpu().numpy()
         for key, value in made.report.items():
-            reports.setdefault(key, np.empty(count))[here] = value.detach().cpu().numpy()
+            reports.setdefault(key, np.full(count, np.nan))[here] = value.detach().cpu().numpy()
 
     def _remember(self, memory: Tensor, rows: IntArray, value: Tensor) -> None:
         if int(rows[-1] - rows[0]) != len(rows) - 1:
