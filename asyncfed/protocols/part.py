@@ -191,7 +191,9 @@ class Act:
         raise AssertionError("everything says what it exchanges")
 
     def remembered(self, sizes: Sizes) -> dict[str, int]:
-        """What a client keeps from round to round, of methods with a server: names and lengths."""
+        """What a client keeps from round to round (of what judges it: what that reads of it), of methods with
+        a server: names and lengths.
+        """
         return {}
 
     def samples_of(self, steps: Steps) -> Steps:

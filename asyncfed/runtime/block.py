@@ -208,7 +208,7 @@ class Block:
         """
         judging = self._part_of(part)
         inbox = self._absorb(incoming, parcels, consume=False)
-        memory = self._memory if part is None else self.store
+        memory = self._memory if part is None else self._memory_of(part, incoming.rows)
         judged = judging.judge(self._at(incoming.rows), inbox, memory)
         data = self._data
         shards = next((s for s in (data.test, data.validation) if s.total), data.train)
