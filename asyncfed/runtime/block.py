@@ -397,9 +397,7 @@ class Block:
 
     def _compute_whole(self, inbox: Inbox, wave: BlockWave) -> Reports:
         """Every client of the block makes a step among peers: results are written where they will stay."""
-        self._part_of(None)
-        part = self._part
-        assert part is not None, "a part among peers is begun first"
+        part = self._current
         room = {key: self._buffer(key, self.k, y.shape[1]) for key, y in inbox.items()}
         payload: Tensors = {}
         residue: dict[str, Tensor | None] = dict.fromkeys(inbox)
@@ -649,6 +647,7 @@ class Block:
     ) -> None:
         """What a step returns is what its part declares, and all of it is finite."""
         if not self._home.server:
+            self._require_rows(part, made.payload, len(rows))
             self._require_declared(part, made.payload, "sends")
             if made.residue:
                 self._require_declared(part, made.residue, "keeps", some=True)
@@ -660,6 +659,16 @@ class Block:
                     "`remembers`"
                 )
         self._check_finite(part, made, inbox, rows, steps)
+
+    def _require_rows(self, part: Act, values: Tensors, rows: int) -> None:
+        """That everybody sends a row."""
+        for name, value in values.items():
+            if value.ndim != 2 or len(value) != rows:
+                raise RunError(
+                    f"{type(part).__name__} sends {name!r} of the shape {tuple(value.shape)}; it must have a "
+                    f"row for each of the {rows} nodes that make the step (value.expand({rows}, -1) where "
+                    "all send the same)"
+                )
 
     def _require_declared(self, part: Act, values: Tensors, what: str, *, some: bool = False) -> None:
         """That it is all, or `some`, of what the part exchanges."""
