@@ -94,7 +94,7 @@ class Tally:
         if not self._sends.any():
             raise ScenarioError(
                 "the expected weights of HGP cannot be estimated, for no client has sent anything yet; let "
-                "the phase before it make at least one step that sends, or use the exact expectations"
+                "the part before it make at least one step that sends, or use the exact expectations"
             )
         network = self._network
         return Expectations(

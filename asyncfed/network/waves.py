@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from asyncfed.network.links import FloatArray, IntArray
+from asyncfed.network.links import BoolArray, FloatArray, IntArray
 
 
 class Status(IntEnum):
@@ -43,16 +43,21 @@ class Sums:
 
 @dataclass(frozen=True, eq=False)
 class MatrixSums:
-    """The same where all absorb from one round of everybody: payload `first` + c has weights matrix[:, c]."""
+    """The same where all absorb from one round of everybody: payload `first` + c has weights matrix[:, c]. Of
+    the flat matrix, `cells` are the links, and `arrived` says which of them brought something.
+    """
 
     names: tuple[str, ...]
     matrix: FloatArray
     first: int
+    cells: IntArray
+    arrived: BoolArray
 
     @cached_property
     def _links(self) -> tuple[IntArray, IntArray]:
-        linked = self.matrix != 0
-        np.fill_diagonal(linked, True)  # everybody absorbs its own payload, be its share as small as it may
+        # Not where weights are zero: a message of no weight is a message, and everybody has its own payload.
+        linked = np.eye(len(self.matrix), dtype=np.bool_)
+        linked.reshape(-1)[self.cells] = self.arrived
         receivers, senders = np.nonzero(linked)
         return receivers.astype(np.int64), senders.astype(np.int64)
 

@@ -304,7 +304,7 @@ class _Back(Part):
         return ((("u",), TransposedShares(scene.network, scene.weights.prepare(scene.network))),)
 
     def samples_of(self, steps: Steps) -> Steps:
-        """The minibatch of the inner step that is gone back over; −1 is the last of the phase before."""
+        """The minibatch of the inner step that is gone back over; −1 is the last of the part before."""
         return self._inner_steps(steps) - self.steps
 
     def _inner_steps(self, steps: Steps) -> Steps:

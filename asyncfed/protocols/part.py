@@ -28,6 +28,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from asyncfed.errors import RunError, ScenarioError
@@ -92,6 +93,13 @@ class Messages:
     weights: npt.NDArray[np.float64]
     values: Tensor  # (m, d)
 
+    def to(self, places: Steps) -> Messages:
+        """Those to the nodes at some of the rows, which are 0, 1, … then (and in ascending order now)."""
+        mine = np.flatnonzero(np.isin(self.rows, places))
+        rows = np.searchsorted(places, self.rows[mine])
+        values = self.values[torch.from_numpy(mine).to(self.values.device)]
+        return Messages(rows, self.senders[mine], self.weights[mine], values)
+
 
 class Inbox(Declared):
     """What some nodes absorbed, by name: the weighted sums (k, d). They are the step's own, to overwrite and
@@ -119,6 +127,15 @@ class Inbox(Declared):
     def with_values(self, values: Tensors) -> Inbox:
         """The same with its sums in another form."""
         return Inbox(self._whose, values, self._each, self.versions, self.senders, self.clients)
+
+    def of(self, places: slice | Tensor) -> Inbox:
+        """What the nodes at some of the rows absorbed, in ascending order."""
+        some = self.with_values({name: value[places] for name, value in self.items()})
+        every = self._each
+        if every is not None:
+            rows = np.arange(places.stop)[places] if isinstance(places, slice) else places.cpu().numpy()
+            some._each = lambda name: every(name).to(rows)
+        return some
 
     def each(self, name: str) -> Messages:
         """The single messages, for parts that declare so in `each`."""
@@ -174,7 +191,9 @@ class Act:
         raise AssertionError("everything says what it exchanges")
 
     def remembered(self, sizes: Sizes) -> dict[str, int]:
-        """What a client keeps from round to round, of methods with a server: names and lengths."""
+        """What a client keeps from round to round (of what judges it: what that reads of it), of methods with
+        a server: names and lengths.
+        """
         return {}
 
     def samples_of(self, steps: Steps) -> Steps:

@@ -17,8 +17,9 @@ buffer.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -139,15 +140,16 @@ class Block:
         everyone = np.arange(self.k, dtype=np.int64)
         start = part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
         self._part, self._first_step = part, first_step
-        lent = {t.untyped_storage().data_ptr() for t in (*self.store.values(), self._home.start)}
-        self._residue = {
-            key: value.clone() if value.untyped_storage().data_ptr() in lent else value
-            for key, value in start.absorbed.items()
-        }
         self._memory = dict(start.memory)
-        self._borrowed = {
-            key for key, value in self._memory.items() if value.untyped_storage().data_ptr() in lent
-        }
+        # What is written to in place must be nobody else's: of what is absorbed at once, of memory in time.
+        samples = (*self._data.train.tensors, *self._home.outer.tensors)
+        lent = Counter({_storage(t): 1 for t in (*self.store.values(), self._home.start, *samples)})
+        lent.update(map(_storage, self._memory.values()))
+        self._borrowed = {key for key, value in self._memory.items() if lent[_storage(value)] > 1}
+        self._residue = {}
+        for key, value in start.absorbed.items():
+            self._residue[key] = value.clone() if lent[_storage(value)] else value
+            lent[_storage(value)] += 1
         self._pool = Pool(self.k, self._dtype, self._device)
         self._spare = {key: [] for key in start.absorbed}
         self._carries = part.carries(self._sizes)
@@ -206,7 +208,7 @@ class Block:
         """
         judging = self._part_of(part)
         inbox = self._absorb(incoming, parcels, consume=False)
-        memory = self._memory if part is None else self.store
+        memory = self._memory if part is None else self._memory_of(part, incoming.rows)
         judged = judging.judge(self._at(incoming.rows), inbox, memory)
         data = self._data
         shards = next((s for s in (data.test, data.validation) if s.total), data.train)
@@ -395,9 +397,7 @@ class Block:
 
     def _compute_whole(self, inbox: Inbox, wave: BlockWave) -> Reports:
         """Every client of the block makes a step among peers: results are written where they will stay."""
-        self._part_of(None)
-        part = self._part
-        assert part is not None, "a part among peers is begun first"
+        part = self._current
         room = {key: self._buffer(key, self.k, y.shape[1]) for key, y in inbox.items()}
         payload: Tensors = {}
         residue: dict[str, Tensor | None] = dict.fromkeys(inbox)
@@ -488,7 +488,7 @@ class Block:
     ) -> Step:
         if len(rows) != len(steps):  # else the whole wave in one chunk, in order or all of equal size
             steps = steps[places if isinstance(places, slice) else places.cpu().numpy()]
-            inbox = inbox.with_values({key: value[places] for key, value in inbox.items()})
+            inbox = inbox.of(places)
             room = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
         memory = self._memory_of(part, rows)
         seen = {key: value.clone() for key, value in inbox.items()} if self._tap is not None else {}
@@ -503,6 +503,8 @@ class Block:
         sent = [(key, value, value._version) for key, value in inbox.items()] if part.asks else []
         made = part.step(at, inbox, memory)
         self._check_untouched(part, memory, handed, sent)
+        if handed and not self._home.server:
+            made = _on_its_own(made, memory)
         self._check_step(part, made, memory, inbox, rows, steps)
         if self._strict:
             made = _spoil(made, (*inbox.values(), *memory.values(), *at.room.values()))
@@ -568,7 +570,7 @@ class Block:
             self._remember(memory[key], rows, value)
         here = places if isinstance(places, slice) else places.cpu().numpy()
         for key, value in made.report.items():
-            reports.setdefault(key, np.empty(count))[here] = value.detach().cpu().numpy()
+            reports.setdefault(key, np.full(count, np.nan))[here] = value.detach().cpu().numpy()
 
     def _remember(self, memory: Tensor, rows: IntArray, value: Tensor) -> None:
         if int(rows[-1] - rows[0]) != len(rows) - 1:
@@ -645,6 +647,7 @@ class Block:
     ) -> None:
         """What a step returns is what its part declares, and all of it is finite."""
         if not self._home.server:
+            self._require_rows(part, made.payload, len(rows))
             self._require_declared(part, made.payload, "sends")
             if made.residue:
                 self._require_declared(part, made.residue, "keeps", some=True)
@@ -656,6 +659,16 @@ class Block:
                     "`remembers`"
                 )
         self._check_finite(part, made, inbox, rows, steps)
+
+    def _require_rows(self, part: Act, values: Tensors, rows: int) -> None:
+        """That everybody sends a row."""
+        for name, value in values.items():
+            if value.ndim != 2 or len(value) != rows:
+                raise RunError(
+                    f"{type(part).__name__} sends {name!r} of the shape {tuple(value.shape)}; it must have a "
+                    f"row for each of the {rows} nodes that make the step (value.expand({rows}, -1) where "
+                    "all send the same)"
+                )
 
     def _require_declared(self, part: Act, values: Tensors, what: str, *, some: bool = False) -> None:
         """That it is all, or `some`, of what the part exchanges."""
@@ -692,6 +705,21 @@ class Block:
                 client = int(self.clients[rows[at]])
                 value = float(wrong.flatten()[0])
                 raise DivergenceError(client, int(steps[at]), quantity, value, server=self._home.server)
+
+
+def _storage(value: Tensor) -> int:
+    """Where a tensor's numbers lie: the same of all views of it."""
+    return value.untyped_storage().data_ptr()
+
+
+def _on_its_own(made: Step, memory: Tensors) -> Step:
+    """What a step sends and remembers, apart from the memory it was handed, which is about to change."""
+    lent = {_storage(value) for value in memory.values()}
+
+    def apart(values: Tensors) -> Tensors:
+        return {key: value.clone() if _storage(value) in lent else value for key, value in values.items()}
+
+    return replace(made, payload=apart(made.payload), memory=apart(made.memory))
 
 
 def _spoil(made: Step, lent: Iterable[Tensor]) -> Step:

@@ -102,7 +102,8 @@ class Pool:
         """Free slots: first those given back, then new ones."""
         slots = [self._free.pop() for _ in range(min(wanted, len(self._free)))]
         new = wanted - len(slots)
-        if self.size + new > self._capacity:
+        # Rows that were adopted may be somebody else's too: read, but not written to.
+        if self.size + new > self._capacity or self._adopted is not None:
             plenty = min(_ROOM * self._k, _ROOM_BYTES // max(1, row_bytes))
             self._capacity = max(self._capacity + self._capacity // 2, plenty, self.size + new)
             for name, old in self.rows.items():

@@ -192,7 +192,8 @@ class RayBackend:
 
     def final(self) -> Tensors:
         parts: list[Arrays] = self._all(lambda actor, _: actor.final.remote())
-        clients = {key: torch.from_numpy(np.concatenate([part[key] for part in parts])) for key in parts[0]}
+        names = dict.fromkeys(name for part in parts for name in part)
+        clients = {name: torch.from_numpy(_stacked(parts, name)) for name in names}
         if not self._server:
             return clients
         board: Arrays = self._get(len(self._actors) - 1, self._actors[-1].final.remote())
@@ -360,6 +361,13 @@ def _client_bytes(problem: Problem, dtype: torch.dtype) -> float:
     )
     derivatives = Derivatives.of(problem)
     return data / problem.clients + 4 * dtype.itemsize * (derivatives.inner.d + derivatives.outer.d)
+
+
+def _stacked(parts: list[Arrays], name: str) -> npt.NDArray[Any]:
+    """A variable of all clients. Blocks of which nobody was ever asked remember nothing: that is zero."""
+    like = next(part[name] for part in parts if name in part)
+    nothing = [np.zeros((len(part["inner"]), *like.shape[1:]), like.dtype) for part in parts]
+    return np.concatenate([part.get(name, zero) for part, zero in zip(parts, nothing, strict=True)])
 
 
 def _tensors(parcels: tuple[Arrays, ...]) -> list[Tensors]:

@@ -71,6 +71,10 @@ def _sends_longer(inbox: Inbox, memory: Tensors, made: Step) -> Step:
     return replace(made, payload={**made.payload, "omega": made.payload["z"]})
 
 
+def _sends_one_row(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, payload={**made.payload, "z": made.payload["z"].mean(0)})
+
+
 def _keeps_more(inbox: Inbox, memory: Tensors, made: Step) -> Step:
     return replace(made, residue={**made.residue, "count": memory["count"]})
 
@@ -94,6 +98,7 @@ AMONG_PEERS: dict[Fault, str] = {
     _sends_more: r"Counting sends z \(3\), omega \(1\), count \(1\), but declares z \(3\), omega \(1\)",
     _sends_less: r"Counting sends z \(3\), but declares z \(3\), omega \(1\)",
     _sends_longer: r"Counting sends z \(3\), omega \(3\), but declares z \(3\), omega \(1\)",
+    _sends_one_row: r"Counting sends 'z' of the shape \(3,\); it must have a row for each of",
     _keeps_more: r"Counting keeps z \(3\), count \(1\), but declares z \(3\), omega \(1\)",
     _reads_memory: "Counting reads 'momentum', which it does not declare; it declares lam, count",
     _reads_messages: "Counting reads 'momentum', which it does not declare; it declares z, omega",
@@ -258,6 +263,10 @@ def _answers_more(board: Tensors, memory: Tensors, made: Answer) -> Answer:
     return replace(made, values={**made.values, "q": made.values["y"]})
 
 
+def _answers_for_all(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    return replace(made, values={"y": board["y"]})
+
+
 def _answers_nothing(board: Tensors, memory: Tensors, made: Answer) -> Answer:
     return replace(made, values={})
 
@@ -280,6 +289,7 @@ AT_CLIENTS: dict[RoundFault, str] = {
     _reads_the_board: "CountingRound reads 'q', which it does not declare; it declares x, y",
     _reads_what_it_does_not_remember: "CountingRound reads 'q', which it does not declare; it declares count",
     _answers_more: r"CountingRound sends y \(3\), q \(3\), but declares y \(3\)",
+    _answers_for_all: r"CountingRound sends 'y' of the shape \(3,\); it must have a row for each",
     _answers_nothing: r"CountingRound sends nothing, but declares y \(3\)",
     _remembers_in_place: "a step of CountingRound changed 'count' of its memory in place",
     _remembers_more: "CountingRound remembers last, but",

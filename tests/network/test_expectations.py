@@ -228,7 +228,7 @@ def test_without_a_single_send_there_is_nothing_to_expect() -> None:
     network = compile_network(complete(3, directed=True))
     with pytest.raises(
         ScenarioError,
-        match=re.escape("let the phase before it make at least one step that sends, or use the exact"),
+        match=re.escape("let the part before it make at least one step that sends, or use the exact"),
     ):
         Tally(network).expectations()
     tally = Tally(network)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from asyncfed.network.links import Network
 from asyncfed.network.timing import Lockstep, VirtualTime
 from asyncfed.network.waves import MatrixSums, Snapshot, Status, Sums, Unrecorded, Wave
-from asyncfed.network.weights import PullShares
+from asyncfed.network.weights import Given, PullShares
 from asyncfed.rng import Streams
 from tests.network.played import (
     Played,
@@ -627,6 +627,20 @@ def test_dense_and_sparse_networks_have_channels_of_their_own_form(graph: nx.Gra
         assert ours == theirs
 
 
+@pytest.mark.parametrize("n", [5, 12])
+def test_a_message_of_no_weight_is_a_message_on_dense_and_sparse_networks(n: int) -> None:
+    graph = nx.cycle_graph(n)  # 5: dense, 12: sparse
+    nx.set_edge_attributes(graph, 1.0, "probability")
+    played = play(Setting(graph, Lockstep(), steps=3), weights=Given(np.eye(n).tolist()))
+    absorbed = [(row.receiver, row.sender) for row in played.rows if row.step == 0]
+    for wave in played.waves[1:2]:
+        (channel,) = wave.absorption.channels
+        assert isinstance(channel, (Sums, MatrixSums))
+        receivers = np.repeat(np.arange(n), np.diff(channel.indptr))
+        found = set(zip(receivers.tolist(), channel.senders.tolist(), strict=True))
+        assert found == {*absorbed, *((c, c) for c in range(n))}
+
+
 @law
 @given(settings_of())
 def test_senders_are_those_who_emitted_the_sources(setting: Setting) -> None:
@@ -642,9 +656,11 @@ def test_senders_are_those_who_emitted_the_sources(setting: Setting) -> None:
 @given(st.integers(1, 6), st.integers(0, 10_000))
 def test_a_matrix_says_the_same_as_the_sums_spelt_out(n: int, seed: int) -> None:
     pick = np.random.default_rng(seed)
-    matrix = np.where(pick.random((n, n)) < 0.5, pick.random((n, n)), 0.0)
-    rows = [[c for c in range(n) if matrix[r, c] or c == r] for r in range(n)]
-    channel = MatrixSums(("z",), matrix, first=7 * n)
+    arrived = pick.random((n, n)) < 0.5
+    matrix = np.where(arrived & (pick.random((n, n)) < 0.8), pick.random((n, n)), 0.0)
+    rows = [[c for c in range(n) if arrived[r, c] or c == r] for r in range(n)]
+    cells = np.flatnonzero(~np.eye(n, dtype=np.bool_))
+    channel = MatrixSums(("z",), matrix, 7 * n, cells, arrived.flatten()[cells])
     assert channel.indptr.tolist() == [sum(map(len, rows[:r])) for r in range(n + 1)]
     assert channel.senders.tolist() == [c for row in rows for c in row]
     assert channel.sources.tolist() == [7 * n + c for row in rows for c in row]

@@ -11,6 +11,8 @@ import torch
 
 from asyncfed import Lockstep, Scenario, VirtualTime, run
 from asyncfed.data import client_data_from_lists
+from asyncfed.network.expectations import Expectations
+from asyncfed.network.weights import Mixing, PullShares
 from asyncfed.problems import Problem
 from asyncfed.protocols import HGP, SGP, VRHGP, EstimateHypergradient
 from asyncfed.protocols.at import At
@@ -115,3 +117,37 @@ def test_chunks_that_answer_differently(tmp_path: Path, monkeypatch: pytest.Monk
         finals.append(run(scenario, out=tmp_path / kind.__name__).final["inner"])
     torch.testing.assert_close(finals[0], finals[1], rtol=0, atol=1e-12)
     assert np.isfinite(finals[0].numpy()).all()
+
+
+class OneByOne(SGP):
+    """Puts its sums together from single messages; some of its chunks have more to report than others."""
+
+    each = ("z", "omega")
+
+    def mixing(self, scene: Scene, learned: Expectations | None) -> Mixing:
+        return (("z",), scene.weights.prepare(scene.network)), (("omega",), PullShares(scene.network))
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        for name in self.each:
+            single = inbox.each(name)
+            weighed = torch.from_numpy(single.weights)[:, None] * single.values
+            total = torch.zeros_like(inbox[name]).index_add_(0, torch.from_numpy(single.rows), weighed)
+            if (at.steps > 0).all():  # order 4a keeps no residue: the sum is all there is
+                torch.testing.assert_close(total, inbox[name], rtol=0, atol=1e-12)
+        made = super().step(at, inbox, memory)
+        return replace(made, report={"first": made.report["loss"]} if 0 in at.clients else {})
+
+
+@pytest.mark.parametrize("timing", [Lockstep(), VirtualTime("uniform(0.7, 1.3)", latency=0.4)])
+def test_single_messages_of_a_chunk_are_those_to_its_clients(
+    timing: Lockstep | VirtualTime, tmp_path: Path
+) -> None:
+    scenario = Scenario(
+        problem=regression([3, 3, 5, 5, 7, 2]),
+        topology=stochastic_directed(N, seed=1),
+        protocol=OneByOne(steps=6, lr=0.001, order="4a", batch=None),
+        timing=timing,
+        precision="float64",
+    )
+    found = run(scenario, out=tmp_path / "r")
+    assert 0 < found.metrics["first"].iloc[-1] < 100, "what was not reported is not made up"

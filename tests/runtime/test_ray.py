@@ -20,11 +20,11 @@ import torch
 from asyncfed import ActorLostError, DivergenceError, Result, Scenario, VirtualTime, load, run
 from asyncfed.network import Given
 from asyncfed.problems import classification, quadratic
-from asyncfed.protocols import SGP, FedAvg, LocalSteps, Server
+from asyncfed.protocols import SGP, FedAvg, LocalSteps, Scaffold, Server
 from asyncfed.protocols.at import At
 from asyncfed.protocols.fed_inn import PlainInnerSteps
-from asyncfed.protocols.part import Inbox, Step, Tensors
-from asyncfed.protocols.rounds import Round
+from asyncfed.protocols.part import Inbox, Judged, Sizes, Step, Tensors
+from asyncfed.protocols.rounds import JudgedByServer, Round
 from asyncfed.rng import Streams
 from tests.helpers import files_of
 from topologies import fully_connected, ring, star, stochastic_directed
@@ -102,6 +102,37 @@ def test_single_precision_agrees_to_rounding(tmp_path: Path) -> None:
     packed = run(scenario, backend="ray", clients_per_actor=2, out=tmp_path / "ray")
     # float32 rounds at 6e-8 relative; 15 steps of sums of 4 numbers of order one stay far below this.
     torch.testing.assert_close(packed.final["inner"], local.final["inner"], rtol=0, atol=1e-5)
+
+
+class JudgedByOwn(JudgedByServer):
+    """By the server's model, moved by what the client remembers."""
+
+    def remembered(self, sizes: Sizes) -> dict[str, int]:
+        return {"c_i": sizes.inner}
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        return Judged(inbox["y"] + 0.1 * memory["c_i"], inbox["x"])
+
+
+class OwnScaffold(Scaffold):
+    judging = JudgedByOwn()
+
+
+@pytest.mark.parametrize(("method", "asked"), [(Scaffold, [1, 3]), (Scaffold, [0, 1]), (OwnScaffold, [1, 3])])
+def test_who_was_never_asked_remembers_nothing(
+    method: type[Scaffold], asked: list[int], tmp_path: Path
+) -> None:
+    scenario = Scenario(
+        problem=quadratic(clients=4, dimension=3),
+        topology=star(4),
+        protocol=method(3, LocalSteps(0.1, steps=2), server=Server(asked)),
+        precision="float64",
+        evaluate_every=1,
+    )
+    local = run(scenario, out=tmp_path / "local")
+    kept = local.final["clients/c_i"].abs().sum(1) > 0
+    assert kept.nonzero().flatten().tolist() == asked
+    agree(local, run(scenario, backend="ray", clients_per_actor=1, out=tmp_path / "ray"))
 
 
 def test_a_client_that_keeps_nothing_for_itself_and_messages_one_by_one(tmp_path: Path) -> None:

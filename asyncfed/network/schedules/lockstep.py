@@ -128,7 +128,7 @@ class LockstepSchedule:
             matrix = np.zeros((network.n, network.n))
             matrix.reshape(-1)[self._cells] = weights if network.lossless else weights * arrives
             matrix.reshape(-1)[:: network.n + 1] = kept
-            return MatrixSums(names, matrix, first)
+            return MatrixSums(names, matrix, first, self._cells, arrives)
         self._present[: network.edges] = arrives
         self._share[: network.edges], self._share[network.edges :] = weights, kept
         here = self._present[self._order]
