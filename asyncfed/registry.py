@@ -57,6 +57,10 @@ def register(kind: str, name: str | None = None) -> Callable[[T], T]:
     A name is given once. What is defined again, by the same file under the same name (a notebook's cell,
     say), takes the place of what it was.
     """
+    if not isinstance(kind, str):
+        raise ScenarioError(
+            f"@register stands bare above {kind!r}; say what it is, as in @register('method')"
+        )
     if kind not in KINDS:
         raise UnknownNameError("kind of thing", kind, KINDS)
 

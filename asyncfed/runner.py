@@ -269,6 +269,11 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
     known = {"inner", "outer", *scenario.protocol.passes_on}
     lengths = {"inner": scene.sizes.inner, "outer": scene.sizes.outer, "omega": 1}
     given: Tensors = {}
+    if initial is not None and not isinstance(initial, Mapping):
+        raise ScenarioError(
+            f"initial is a {type(initial).__name__}; it must be a mapping of names to tensors, such as "
+            "{'inner': result.final['inner']}"
+        )
     for name, what in (initial or {}).items():
         if str(name).partition("/")[0] not in known:  # what several methods find is "hypergradient/0", …
             raise UnknownNameError(
@@ -281,6 +286,8 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
                 f"initial[{name!r}] has the shape {tuple(value.shape)}; it must be {expected}: "
                 "one flat row for each client (with a server: one row in all)"
             )
+        if not torch.isfinite(value).all():
+            raise ScenarioError(f"initial[{name!r}] holds a value that is not finite; begin from finite ones")
         given[name] = value.detach().clone()
     return given
 

@@ -18,6 +18,7 @@ from asyncfed.goals import Goal, check_goal
 from asyncfed.network import Lockstep, Timing, Uniform, VirtualTime, Weights
 from asyncfed.plain import plain_fields
 from asyncfed.problems import Derivatives, Problem
+from asyncfed.problems.checking import check_functions
 from asyncfed.protocols.part import Method, Scene, Sizes
 from asyncfed.registry import registered
 
@@ -73,19 +74,31 @@ class Scenario:
 
 def check(scenario: Scenario) -> Scene:
     """Refuse what cannot be run, naming the reason; returns what the method is to run on."""
+    if not isinstance(scenario, Scenario):
+        raise ScenarioError(
+            f"the scenario is {scenario!r}; it must be Scenario(problem=…, topology=…, protocol=…)"
+        )
     _check_kinds(scenario)
     _check_settings(scenario)
     problem, method, timing = scenario.problem, scenario.protocol, scenario.timing
     network = timing.network(scenario.topology)
+    check_functions(problem)
     derivatives = Derivatives.of(problem)
     sizes = Sizes(derivatives.inner.d, derivatives.outer.d, problem.clients)
     scene = Scene(problem, sizes, network, scenario.weights, timing)
     with_server = method.server is not None
     if not (with_server and network.server is None):  # which the method itself refuses, with a remedy
         if network.n - with_server != problem.clients:
-            nodes = f"{network.n - 1} clients and a server" if with_server else f"{network.n} nodes"
+            served = network.server is not None
+            nodes = f"{network.n - 1} clients and a server" if served else f"{network.n} nodes"
+            remedy = "make them equal"
+            if served and not with_server:
+                remedy = (
+                    "this method has no server, so every node must be a client: use a topology among peers, "
+                    "such as ring(clients), or a method with a server, such as FedAvg"
+                )
             raise TopologyError(
-                f"the topology has {nodes}, but the problem has {problem.clients} clients; make them equal"
+                f"the topology has {nodes}, but the problem has {problem.clients} clients; {remedy}"
             )
         timing.pace(problem.clients)  # refuses what does not fit the clients
     if method.needs_outer:
@@ -100,9 +113,11 @@ def _check_settings(scenario: Scenario) -> None:
         raise ScenarioError(f"seed is {scenario.seed!r}; it must be a whole number")
     if scenario.precision not in ("float32", "float64"):
         raise ScenarioError(f"precision is {scenario.precision!r}; it must be 'float32' or 'float64'")
-    if every is not None and not 0 < every < float("inf"):
+    number = isinstance(every, (int, float, np.number)) and not isinstance(every, bool)
+    if every is not None and not (number and 0 < every < float("inf")):
         raise ScenarioError(
-            f"evaluate_every is {every}; it must be finite and above 0, or None for about twenty evaluations"
+            f"evaluate_every is {every!r}; it must be a finite number above 0, or None for about twenty "
+            "evaluations"
         )
     if every is not None and every % 1:
         if with_server:

@@ -254,6 +254,9 @@ def test_what_is_defined_again_takes_its_place(clean: None) -> None:
 
 
 def test_what_cannot_be_registered() -> None:
+    bare: Any = register
+    with pytest.raises(ScenarioError, match="stands bare above"):
+        bare(SGP)
     with pytest.raises(UnknownNameError, match="unknown kind of thing 'methods'; did you mean 'method'"):
         register("methods")
     with pytest.raises(UnknownNameError, match="unknown kind of thing 'methods'"):

@@ -184,6 +184,8 @@ def _graph(*edges: tuple[int, int], nodes: int = 3) -> nx.DiGraph:
         ({"seed": 1.5}, ScenarioError, "seed is 1.5"),
         ({"precision": "float16"}, ScenarioError, "precision is 'float16'"),
         ({"evaluate_every": 0}, ScenarioError, "evaluate_every is 0"),
+        ({"evaluate_every": "often"}, ScenarioError, "evaluate_every is 'often'"),
+        ({"topology": star(3)}, TopologyError, "this method has no server, so every node must be a client"),
         ({"evaluate_every": 2.5}, ScenarioError, "whole number of steps"),
         ({"timing": VirtualTime(factors={3: 2.0})}, ScenarioError, "client 3, but clients are 0 to 2"),
         ({"timing": VirtualTime(compute=Table(((1.0,),)))}, ScenarioError, "1 rows, but there are 3 clients"),
@@ -214,6 +216,18 @@ def test_bad_options_are_refused(options: dict[str, object], message: str, tmp_p
     good = Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=SGP(steps=1, lr=0.1))
     with pytest.raises(ScenarioError, match=message):
         run(good, out=tmp_path / "run", **options)  # type: ignore[arg-type]
+
+
+def test_something_else_than_a_scenario_is_refused() -> None:
+    wrong: Any = SGP(steps=1, lr=0.1)
+    with pytest.raises(ScenarioError, match=r"the scenario is SGP\(.*; it must be Scenario\("):
+        run(wrong)
+
+
+@pytest.mark.parametrize("lr", ["fast", None, True])
+def test_a_learning_rate_that_is_no_number_is_refused(lr: Any) -> None:
+    with pytest.raises(ScenarioError, match=f"a learning rate is {lr!r}; it must be a number above 0"):
+        SGP(steps=1, lr=lr)
 
 
 def test_isolated_clients_are_fine_for_local(tmp_path: Path) -> None:

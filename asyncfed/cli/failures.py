@@ -49,7 +49,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
                 raise
             _tell(
                 f"unexpected {type(error).__name__}: {error}\n"
-                "This is likely a bug in asyncfed; ASYNCFED_DEBUG=1 shows where it happened."
+                "This is likely a bug in asyncfed, unless a file of yours raised it; ASYNCFED_DEBUG=1 shows "
+                "where it happened."
             )
             raise typer.Exit(BUG) from None
 

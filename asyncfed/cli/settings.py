@@ -55,7 +55,7 @@ def apply_settings(
     for key, value in changes.items():
         known = [*parameters, *_paths(scenario)]
         if key not in known:
-            raise UnknownNameError("setting", key, known)
+            raise _unknown(key, known)
         try:
             scenario = _changed(scenario, key, value)
         except AsyncfedError:
@@ -63,6 +63,22 @@ def apply_settings(
         except (TypeError, ValueError, AttributeError) as error:
             raise ScenarioError(f"{key} cannot be {value!r}: {error}") from error
     return scenario
+
+
+def _unknown(key: str, known: Sequence[str]) -> UnknownNameError:
+    """What could have been meant: of `protocol.server.x`, the fields of the protocol's server."""
+    within = key.rpartition(".")[0]
+    while within and within not in known:
+        within = within.rpartition(".")[0]
+    near = [name for name in known if name.rpartition(".")[0] == within]
+    if not within:
+        remedy = "what is inside of these has a dotted path, such as protocol.lr"
+        return UnknownNameError("setting", key, near, remedy)
+    if near:
+        return UnknownNameError("setting", key, near)
+    return UnknownNameError(
+        "setting", key, [within], f"nothing inside of {within} can be set by itself; set all of it"
+    )
 
 
 def _paths(scenario: Scenario) -> list[str]:

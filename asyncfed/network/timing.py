@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -109,18 +109,25 @@ class VirtualTime:
         object.__setattr__(self, "latency", as_distribution(self.latency))
         factors: dict[int, float] | tuple[float, ...]
         if isinstance(self.factors, Mapping):
-            factors = {int(client): float(factor) for client, factor in self.factors.items()}
+            factors = {
+                int(_number(client, "a client in factors")): _number(factor, f"factors[{client!r}]")
+                for client, factor in self.factors.items()
+            }
         else:
-            factors = tuple(float(factor) for factor in self.factors)
+            factors = tuple(_number(factor, "a compute-time factor") for factor in self.factors)
         for client, factor in _pairs(factors):
             if not 0 < factor < float("inf"):
                 raise ScenarioError(
                     f"the compute-time factor of client {client} is {factor}; it must be above 0"
                 )
         object.__setattr__(self, "factors", factors)
-        object.__setattr__(self, "bandwidth", float(self.bandwidth))  # "inf" too, as files write it
+        object.__setattr__(self, "bandwidth", _number(self.bandwidth, "bandwidth"))
         if not self.bandwidth > 0:
             raise ScenarioError(f"a bandwidth of {self.bandwidth} bytes per unit of time must be above 0")
+        for name in ("loss", "horizon"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, (int, float, np.number)):
+                raise ScenarioError(f"{name} is {value!r}; it must be a number")
         if not 0 <= self.loss < 1:
             raise ScenarioError(f"a loss probability of {self.loss} must lie in [0, 1)")
         if self.horizon is not None and not 0 < self.horizon < float("inf"):
@@ -198,6 +205,14 @@ class VirtualTime:
 
 def _pairs(factors: Mapping[int, float] | Sequence[float]) -> list[tuple[int, float]]:
     return list(factors.items()) if isinstance(factors, Mapping) else list(enumerate(factors))
+
+
+def _number(value: Any, what: str) -> float:
+    """A number, also as files write it: "inf", or the "0" of a mapping."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ScenarioError(f"{what} is {value!r}; it must be a number") from None
 
 
 Timing: TypeAlias = Lockstep | VirtualTime

@@ -188,7 +188,7 @@ class Act:
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         """What a message holds: names and lengths."""
-        raise AssertionError("everything says what it exchanges")
+        raise unwritten(self, "carries")
 
     def remembered(self, sizes: Sizes) -> dict[str, int]:
         """What a client keeps from round to round (of what judges it: what that reads of it), of methods with
@@ -201,11 +201,11 @@ class Act:
         return steps
 
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
-        raise AssertionError("everything says what a step is")
+        raise unwritten(self, "step")
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
         """What its clients are to be judged by."""
-        raise AssertionError("whatever is judged says by what")
+        raise unwritten(self, "judge")
 
 
 class Part(Act):
@@ -256,7 +256,7 @@ class Part(Act):
         return ((tuple(self.carries(scene.sizes)), scene.weights.prepare(scene.network)),)
 
     def start(self, at: At, carried: Tensors) -> Start:
-        raise AssertionError("every part says how it starts")
+        raise unwritten(self, "start")
 
     def watch(self, reports: Reports, clients: int) -> None:
         """Stop a part that goes wrong: called now and then with what its steps have reported so far."""
@@ -273,7 +273,7 @@ class AmongPeers:
     planned = 1
 
     def parts(self) -> tuple[Part, ...]:
-        raise AssertionError("every method says what its parts are")
+        raise unwritten(self, "parts")
 
     def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
         yield self.parts()
@@ -336,6 +336,14 @@ class Method(Protocol):
 
     def iterations(self, streams: Streams) -> Iterator[tuple[Any, ...]]:
         """Its parts or rounds in order, an outer iteration at a time."""
+
+
+def unwritten(whose: object, function: str) -> ScenarioError:
+    """What to raise where a method lacks a function that every method of its kind has."""
+    return ScenarioError(
+        f"{type(whose).__name__} has no function {function}, and every method of its kind needs one; "
+        "write it as docs/write-a-method.md shows"
+    )
 
 
 def whole(value: object) -> bool:

@@ -31,7 +31,7 @@ from asyncfed.network.server import Server
 from asyncfed.network.timing import Lockstep
 from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At, Level
-from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Step, Tensors, whole
+from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Step, Tensors, unwritten, whole
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
@@ -99,6 +99,11 @@ class Round(Act):
 
     def length(self, name: str, sizes: Sizes) -> int:
         """Of a variable that is ever sent or remembered."""
+        if name not in self.levels:
+            raise ScenarioError(
+                f"{type(self).__name__} sends or remembers {name!r}, and its `levels` do not say how long "
+                f"that is; write levels = LEVELS | {{{name!r}: 'inner'}} ('inner', 'outer' or a number)"
+            )
         level = self.levels[name]
         if level == "inner":
             return sizes.inner
@@ -115,7 +120,7 @@ class Round(Act):
         return np.ones(len(clients))
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
-        raise AssertionError("every round says what its clients do")
+        raise unwritten(self, "local")
 
     def fold(self, board: Tensors, mean: Inbox) -> Tensors:
         return dict(mean)
@@ -136,11 +141,20 @@ class Round(Act):
         board = inbox.with_values({name: _common(value) for name, value in inbox.items()})
         at.knows({id(value): versions[name] for name, value in board.items() if name in versions})
         answer = self.local(at, board, memory)
+        if not isinstance(answer, Answer):
+            raise RunError(
+                f"local of {type(self).__name__} returned {type(answer).__name__}; it must return Answer(…)"
+            )
         return Step(answer.values, report=answer.report, memory=answer.memory)
 
     def _at_server(self, inbox: Inbox, memory: Tensors) -> Step:
         board = {_LETTERS.get(name, name): _single(value) for name, value in memory.items()}
         changed = self.fold(board, inbox.with_values({name: value[0] for name, value in inbox.items()}))
+        if not isinstance(changed, dict):
+            raise RunError(
+                f"fold of {type(self).__name__} returned {type(changed).__name__}; it must return a dict of "
+                "what changes on the board"
+            )
         undeclared = [name for name in changed if name in self.levels and name not in self.writes]
         missing = [name for name in self.writes if name not in changed]
         if undeclared or missing:
@@ -227,7 +241,7 @@ class WithServer:
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         """The rounds of an outer iteration."""
-        raise AssertionError("every method says what its rounds are")
+        raise unwritten(self, "rounds")
 
     @property
     def planned(self) -> int:
@@ -240,7 +254,13 @@ class WithServer:
     def iterations(self, streams: Streams) -> Iterator[tuple[Round, ...]]:
         for iteration in range(self.outer_steps):
             fresh = (FreshStart(),) if self.start == "fresh" and iteration else ()
-            yield (*fresh, *self.rounds(iteration, streams))
+            rounds = self.rounds(iteration, streams)
+            if isinstance(rounds, Round):
+                raise ScenarioError(
+                    f"rounds of {type(self).__name__} returned a single {type(rounds).__name__}; it "
+                    "must return a tuple of rounds: (Round(…),)"
+                )
+            yield (*fresh, *rounds)
 
     def check(self, scene: Scene) -> None:
         """Refuse a network without a server and settings that cannot be met."""

@@ -17,6 +17,10 @@ Rates = npt.NDArray[np.float64]
 
 
 def _require_positive(lr: float) -> None:
+    if isinstance(lr, bool) or not isinstance(lr, (int, float)):
+        raise ScenarioError(
+            f"a learning rate is {lr!r}; it must be a number above 0, StepDecay(…) or Diminishing(…)"
+        )
     if not 0 < lr < float("inf"):
         raise ScenarioError(f"a learning rate of {lr} must be finite and above 0")
 
@@ -64,7 +68,7 @@ LearningRate: TypeAlias = float | StepDecay | Diminishing
 
 
 def check_rate(lr: LearningRate) -> None:
-    if isinstance(lr, (int, float)):
+    if not isinstance(lr, (StepDecay, Diminishing)):
         _require_positive(lr)
 
 

@@ -33,7 +33,7 @@ from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.problems.problem import Init, Problem
 from asyncfed.protocols.at import At, Home
-from asyncfed.protocols.part import Act, Declared, Inbox, Judged, Messages, Part, Sizes, Step, Tensors
+from asyncfed.protocols.part import Act, Declared, Inbox, Judged, Messages, Part, Sizes, Start, Step, Tensors
 from asyncfed.rng import Streams
 from asyncfed.runtime.exchange import (
     Away,
@@ -45,6 +45,7 @@ from asyncfed.runtime.exchange import (
     SumsFrom,
     Taken,
 )
+from asyncfed.runtime.guards import listing, require_kind, require_numbers, require_rows
 from asyncfed.runtime.pool import Mixing, Pool
 
 IntArray = npt.NDArray[np.int64]
@@ -109,6 +110,7 @@ class Block:
         self._data = problem.data.to(dtype, device)
         derivatives = self._derivatives = Derivatives.of(problem)
         self._sizes = Sizes(derivatives.inner.d, derivatives.outer.d, n)
+        self._lengths = {"inner": self._sizes.inner, "outer": self._sizes.outer}
         self._streams = Streams(seed)
         self._dtype, self._device, self._tap, self._strict = dtype, torch.device(device), tap, strict
         self.store: Tensors = {
@@ -139,6 +141,10 @@ class Block:
         """Open a part among peers."""
         everyone = np.arange(self.k, dtype=np.int64)
         start = part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
+        require_kind(part, "start", start, Start)
+        require_rows(part, "starts with", start.memory, self.k, {})
+        self._carries = part.carries(self._sizes)
+        self._require_declared(part, start.absorbed, "starts with", self.k)
         self._part, self._first_step = part, first_step
         self._memory = dict(start.memory)
         # What is written to in place must be nobody else's: of what is absorbed at once, of memory in time.
@@ -152,8 +158,6 @@ class Block:
             lent[_storage(value)] += 1
         self._pool = Pool(self.k, self._dtype, self._device)
         self._spare = {key: [] for key in start.absorbed}
-        self._carries = part.carries(self._sizes)
-        self._require_declared(part, start.absorbed, "starts with")
         for key, value in start.absorbed.items():
             self._require_finite(key, value, everyone, np.full(self.k, first_step))
         row_bytes = sum(t[:1].nbytes for t in start.absorbed.values())
@@ -210,6 +214,8 @@ class Block:
         inbox = self._absorb(incoming, parcels, consume=False)
         memory = self._memory if part is None else self._memory_of(part, incoming.rows)
         judged = judging.judge(self._at(incoming.rows), inbox, memory)
+        require_kind(judging, "judge", judged, Judged)
+        require_rows(judging, "is judged by", vars(judged), len(incoming.rows), self._lengths)
         data = self._data
         shards = next((s for s in (data.test, data.validation) if s.total), data.train)
         common = judged.inner.stride(0) == 0 and judged.outer.stride(0) == 0 and self.k > 1
@@ -246,6 +252,8 @@ class Block:
                 made = self._step(part, inbox, places, rows, steps, {})
                 self._note(made, places, rows, {}, self.k)
         found = part.finish(self._at(everyone), inbox, self._memory)
+        require_kind(part, "finish", found, dict)
+        require_rows(part, "leaves", found, self.k, self._lengths)
         for key, value in found.items():
             self._require_finite(key, value, everyone, steps)
         self.store = self.store | found
@@ -502,6 +510,7 @@ class Block:
         handed = [(key, value, value._version) for key, value in memory.items()]
         sent = [(key, value, value._version) for key, value in inbox.items()] if part.asks else []
         made = part.step(at, inbox, memory)
+        require_kind(part, "step", made, Step)
         self._check_untouched(part, memory, handed, sent)
         if handed and not self._home.server:
             made = _on_its_own(made, memory)
@@ -647,10 +656,9 @@ class Block:
     ) -> None:
         """What a step returns is what its part declares, and all of it is finite."""
         if not self._home.server:
-            self._require_rows(part, made.payload, len(rows))
-            self._require_declared(part, made.payload, "sends")
+            self._require_declared(part, made.payload, "sends", len(rows))
             if made.residue:
-                self._require_declared(part, made.residue, "keeps", some=True)
+                self._require_declared(part, made.residue, "keeps", len(rows), some=True)
             if not made.memory.keys() <= memory.keys():
                 more = ", ".join(made.memory.keys() - memory.keys())
                 raise RunError(
@@ -658,29 +666,24 @@ class Block:
                     "what a part remembers it starts with (Start(…, memory={…})), and a round names it in "
                     "`remembers`"
                 )
+            kept = {key: memory[key].shape[1] for key in made.memory if memory[key].ndim == 2}
+            require_rows(part, "remembers", made.memory, len(rows), kept)
+            require_numbers(part, made.report, len(rows))
         self._check_finite(part, made, inbox, rows, steps)
 
-    def _require_rows(self, part: Act, values: Tensors, rows: int) -> None:
-        """That everybody sends a row."""
-        for name, value in values.items():
-            if value.ndim != 2 or len(value) != rows:
-                raise RunError(
-                    f"{type(part).__name__} sends {name!r} of the shape {tuple(value.shape)}; it must have a "
-                    f"row for each of the {rows} nodes that make the step (value.expand({rows}, -1) where "
-                    "all send the same)"
-                )
-
-    def _require_declared(self, part: Act, values: Tensors, what: str, *, some: bool = False) -> None:
-        """That it is all, or `some`, of what the part exchanges."""
+    def _require_declared(
+        self, part: Act, values: Tensors, what: str, count: int, *, some: bool = False
+    ) -> None:
+        """That it is all, or `some`, of what the part exchanges, with a row for each of `count` clients."""
         carries = self._carries
         fits = values.keys() <= carries.keys() if some else values.keys() == carries.keys()
-        if not fits or any(value.shape[1] != carries[name] for name, value in values.items()):
-            found = ", ".join(f"{name} ({value.shape[1]})" for name, value in values.items()) or "nothing"
+        if not fits:
             said = ", ".join(f"{name} ({length})" for name, length in carries.items()) or "nothing"
             raise RunError(
-                f"{type(part).__name__} {what} {found}, but declares {said}; what a message holds and what "
-                "the part declares (`carries`, or a round's `answers`) must be the same"
+                f"{type(part).__name__} {what} {listing(values)}, but declares {said}; what a message holds "
+                "and what the part declares (`carries`, or a round's `answers`) must be the same"
             )
+        require_rows(part, what, values, count, carries)
 
     def _check_finite(self, part: Act, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray) -> None:
         """What a step reports, and whatever it made anew, must be finite: so whoever made it is named, in the

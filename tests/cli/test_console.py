@@ -35,6 +35,11 @@ def finished(tmp_path: Path, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, out, errors
 
 
+def test_it_also_starts_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "asyncfed", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()[:1]) == (0, ["asyncfed"])
+
+
 def test_help_answers_in_half_a_second(tmp_path: Path) -> None:
     times = []
     for _ in range(6):

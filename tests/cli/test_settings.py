@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from asyncfed.cli.scenarios import load_scenario
+from asyncfed.errors import UnknownNameError
 from asyncfed.network import Metropolis, VirtualTime
 from asyncfed.network.distributions import Exponential
 from asyncfed.protocols import DSGD, PDBO, VRHGP, Diminishing, StepDecay
@@ -70,3 +71,20 @@ def test_names_may_be_written_with_hyphens(name: str) -> None:
 
     with pytest.raises(ScenarioError, match="clients"):
         load_scenario(name, ["clients=many"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "protocol.inner.rate=1",
+            r"nown: (protocol\.inner\.\w+(, )?)+$",
+        ),
+        ("protocl=1", r"did you mean 'protocol'\? Known: [^.]+; what is inside of these has a dotted path"),
+        ("until.accuracy=1", "Known: until; nothing inside of until can be set by itself"),
+        ("timing.latency=1", r"Known: timing\.loss$"),
+    ],
+)
+def test_an_unknown_name_is_told_what_stands_beside_it_and_no_more(setting: str, said: str) -> None:
+    with pytest.raises(UnknownNameError, match=said):
+        load_scenario("pdbo_digits", ["clients=6", setting])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncfed import Scenario, run
-from asyncfed.errors import DivergenceError, RunError
+from asyncfed.errors import DivergenceError, RunError, ScenarioError
 from asyncfed.protocols import SGP, FedAvg, LocalSteps
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.fed_inn import PlainInnerSteps
@@ -91,14 +91,47 @@ def _looks_closer(inbox: Inbox, memory: Tensors, made: Step) -> Step:
     return replace(made, report={"loss": inbox.each("z").values[:, 0]})
 
 
+def _sends_numpy(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    other: Any = made.payload["z"].numpy()
+    return replace(made, payload={**made.payload, "z": other})
+
+
+def _sends_a_mean(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, payload={**made.payload, "z": made.payload["z"].mean(0)})
+
+
+def _remembers_longer(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, memory={"count": made.payload["z"]})
+
+
+def _reports_rows(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    return replace(made, report={"loss": made.payload["z"]})
+
+
+def _reports_a_number(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    other: Any = 0.5
+    return replace(made, report={"loss": other})
+
+
+def _returns_its_payload(inbox: Inbox, memory: Tensors, made: Step) -> Step:
+    other: Any = made.payload
+    return other  # type: ignore[no-any-return]
+
+
 AMONG_PEERS: dict[Fault, str] = {
+    _sends_numpy: r"Counting sends 'z' as a ndarray; it must be a tensor of shape \(\d, 3\)",
+    _sends_a_mean: r"Counting sends 'z' as a tensor of shape \(3,\); it must be a tensor of shape \(\d, 3\)",
+    _remembers_longer: r"Counting remembers 'count' as a tensor of shape \(\d, 3\); .* \(\d, 1\)",
+    _reports_rows: r"Counting reports 'loss' as a tensor of shape \(\d, 3\); .* one number for each client",
+    _reports_a_number: "Counting reports 'loss' as a float",
+    _returns_its_payload: r"step of Counting returned a dict; it must return Step\(…\)",
     _in_place: "a step of Counting changed 'count' of its memory in place",
     _in_its_place: "a step of Counting changed 'count' of its memory in place",
     _something_new: "Counting remembers more, but",
     _sends_more: r"Counting sends z \(3\), omega \(1\), count \(1\), but declares z \(3\), omega \(1\)",
     _sends_less: r"Counting sends z \(3\), but declares z \(3\), omega \(1\)",
-    _sends_longer: r"Counting sends z \(3\), omega \(3\), but declares z \(3\), omega \(1\)",
-    _sends_one_row: r"Counting sends 'z' of the shape \(3,\); it must have a row for each of",
+    _sends_longer: r"Counting sends 'omega' as a tensor of shape \(\d, 3\); it must be .* \(\d, 1\)",
+    _sends_one_row: r"Counting sends 'z' as a tensor of shape \(3,\); it must be",
     _keeps_more: r"Counting keeps z \(3\), count \(1\), but declares z \(3\), omega \(1\)",
     _reads_memory: "Counting reads 'momentum', which it does not declare; it declares lam, count",
     _reads_messages: "Counting reads 'momentum', which it does not declare; it declares z, omega",
@@ -132,6 +165,57 @@ class OpensMore(SGP):
 def test_a_part_that_starts_with_what_it_does_not_declare_is_stopped(kind: Kind, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"OpensMore starts with z \(3\), omega \(1\), v \(3\), but declares"):
         run(_peers(OpensMore(3, 0.1), kind), out=tmp_path / "run")
+
+
+@dataclass(frozen=True)
+class Opposite(SGP):
+    """Every other function returns something else than it should."""
+
+    function: str = "start"
+
+    def start(self, at: At, carried: Tensors) -> Any:
+        return carried if self.function == "start" else super().start(at, carried)
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Any:
+        judged = super().judge(at, inbox, memory)
+        if self.function == "shorter judge":
+            return Judged(judged.inner[:, :2], judged.outer)
+        return judged.inner if self.function == "judge" else judged
+
+    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Any:
+        left = super().finish(at, inbox, memory)
+        if self.function == "shorter finish":
+            return {"inner": left["inner"][:, :2]}
+        return left["inner"] if self.function == "finish" else left
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("start", r"start of Opposite returned a dict; it must return Start\(…\)"),
+        ("judge", r"judge of Opposite returned a tensor of shape \(4, 3\); it must return Judged\(…\)"),
+        ("shorter judge", r"is judged by 'inner' as a tensor of shape \(4, 2\); .* \(4, 3\)"),
+        ("finish", r"finish of Opposite returned a tensor of shape \(4, 3\); it must return a dict"),
+        ("shorter finish", r"leaves 'inner' as a tensor of shape \(4, 2\); .* \(4, 3\)"),
+    ],
+)
+def test_a_part_that_returns_something_else_is_stopped(function: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=said):
+        run(_peers(Opposite(3, 0.1, function=function), "lockstep"), out=tmp_path / "run")
+
+
+@dataclass(frozen=True)
+class Unfinished(Part, AmongPeers):
+    steps: int = 2
+    name = kind = "unfinished"
+
+    def parts(self) -> tuple[Part, ...]:
+        return (self,)
+
+
+def test_a_function_that_was_forgotten_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="Unfinished has no function carries"):
+        run(_peers(Unfinished(), "lockstep"), out=tmp_path / "run")
 
 
 @dataclass(frozen=True)
@@ -297,6 +381,14 @@ AT_CLIENTS: dict[RoundFault, str] = {
 }
 
 
+def _answers_with_a_dict(board: Tensors, memory: Tensors, made: Answer) -> Answer:
+    other: Any = made.values
+    return other  # type: ignore[no-any-return]
+
+
+AT_CLIENTS[_answers_with_a_dict] = r"local of CountingRound returned dict; it must return Answer\(…\)"
+
+
 def _writes_more(board: Tensors, mean: Tensors) -> Tensors:
     return {**mean, "q": mean["y"]}
 
@@ -314,7 +406,13 @@ def _reads_no_answer(board: Tensors, mean: Tensors) -> Tensors:
     return {"y": mean["y"] - mean["q"]}
 
 
+def _writes_a_tensor(board: Tensors, mean: Tensors) -> Tensors:
+    other: Any = mean["y"]
+    return other  # type: ignore[no-any-return]
+
+
 AT_SERVER: dict[Callable[[Tensors, Tensors], Tensors], str] = {
+    _writes_a_tensor: "fold of CountingRound returned Tensor; it must return a dict",
     _writes_more: "CountingRound declares that it writes y, and wrote y, q",
     _writes_nothing: "CountingRound declares that it writes y, and wrote nothing",
     _changes_the_board: "a step of CountingRound changed 'inner' of its memory in place",
@@ -348,6 +446,28 @@ def test_a_server_that_breaks_a_rule_is_stopped(
 ) -> None:
     with pytest.raises(RunError, match=AT_SERVER[folding]):
         run(_rounds("lockstep", folding=folding), out=tmp_path / "run", strict=strict)
+
+
+@dataclass(frozen=True)
+class OfUnknownLength(CountingRound):
+    levels = LEVELS
+
+
+@dataclass(frozen=True)
+class Single(FedAvg):
+    single: bool = True
+
+    def rounds(self, iteration: int, streams: Streams) -> Any:
+        rounds = (OfUnknownLength(self.local, iteration),)
+        return rounds[0] if self.single else rounds
+
+
+def test_a_method_without_a_tuple_of_rounds_or_lengths_is_refused(tmp_path: Path) -> None:
+    local = LocalSteps(0.1, steps=2)
+    with pytest.raises(ScenarioError, match="returned a single OfUnknownLength; it must return a tuple"):
+        run(Example(Single(3, local)).scenario("lockstep"), out=tmp_path / "one")
+    with pytest.raises(ScenarioError, match="'count', and its `levels` do not say how long that is"):
+        run(Example(Single(3, local, single=False)).scenario("lockstep"), out=tmp_path / "two")
 
 
 def _rounds(kind: Kind, **wrong: Any) -> Scenario:

@@ -205,3 +205,16 @@ def test_a_method_says_what_it_may_begin_with(tmp_path: Path) -> None:
     assert outcome(own, tmp_path / "run", {"momentum": torch.ones(N, D), **GIVEN}).complete
     with pytest.raises(UnknownNameError, match="known: inner, momentum, outer"):
         outcome(own, tmp_path / "other", {"adam_mean": torch.ones(N, D)})
+
+
+@pytest.mark.parametrize(
+    ("initial", "said"),
+    [
+        (GIVEN["inner"], "initial is a Tensor; it must be a mapping of names to tensors"),
+        ({"inner": GIVEN["inner"] * float("nan")}, r"initial\['inner'\] holds a value that is not finite"),
+    ],
+)
+def test_what_nobody_can_begin_with_is_refused(initial: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=said):
+        outcome(INNER, tmp_path / "run", initial)
+    assert not (tmp_path / "run").exists()
