@@ -7,7 +7,8 @@ from typing import Protocol
 
 from asyncfed.network.waves import Snapshot, Wave
 from asyncfed.protocols.part import Act, Part, Tensors
-from asyncfed.runtime.block import Measurement, Reports
+from asyncfed.runtime.block import Reports
+from asyncfed.runtime.judging import Measurement
 
 
 @dataclass(frozen=True)

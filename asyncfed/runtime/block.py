@@ -26,8 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncfed.data import ClientShards
-from asyncfed.errors import DivergenceError, RunError
+from asyncfed.errors import DivergenceError
 from asyncfed.network.waves import Common, MatrixSums, Sums
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
@@ -35,39 +34,31 @@ from asyncfed.problems.problem import Init, Problem
 from asyncfed.protocols.at import At, Home
 from asyncfed.protocols.part import Act, Declared, Inbox, Judged, Messages, Part, Sizes, Start, Step, Tensors
 from asyncfed.rng import Streams
+from asyncfed.runtime.arrivals import senders_of, single_messages, with_arrivals
 from asyncfed.runtime.exchange import (
-    Away,
     BlockWave,
     CommonFrom,
     Incoming,
-    RowsFrom,
     Sum,
-    SumsFrom,
     Taken,
 )
-from asyncfed.runtime.guards import listing, require_kind, require_numbers, require_rows
+from asyncfed.runtime.guards import (
+    require_declared,
+    require_kind,
+    require_numbers,
+    require_remembered,
+    require_rows,
+    require_untouched,
+)
+from asyncfed.runtime.judging import Measurement, measured
 from asyncfed.runtime.pool import Mixing, Pool
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 Reports = dict[str, FloatArray]
-_Lent = tuple[str, Tensor, int]  # a tensor by name, and its version when it was handed out
 
 CHUNK_BYTES = 16 * 2**20  # of parameters, so that temporaries stay below the allocator's 32 MiB threshold
 _WHOSE = " of whom"  # beside a payload with rows for different clients: which row is whose
-
-
-@dataclass(frozen=True, eq=False)
-class Measurement:
-    """What a block's clients are worth: sums and counts of every metric, and the pieces of their spread."""
-
-    clients: IntArray
-    sums: dict[str, FloatArray]
-    counts: IntArray
-    centre: FloatArray  # mean model of the block; empty where all are judged by one
-    spread: float  # Σ ‖x_i − centre‖²
-    validation: dict[str, FloatArray]  # sums over validation samples, where asked for
-    validation_counts: IntArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +135,7 @@ class Block:
         require_kind(part, "start", start, Start)
         require_rows(part, "starts with", start.memory, self.k, {})
         self._carries = part.carries(self._sizes)
-        self._require_declared(part, start.absorbed, "starts with", self.k)
+        require_declared(part, self._carries, start.absorbed, "starts with", self.k)
         self._part, self._first_step = part, first_step
         self._memory = dict(start.memory)
         # What is written to in place must be nobody else's: of what is absorbed at once, of memory in time.
@@ -216,27 +207,7 @@ class Block:
         judged = judging.judge(self._at(incoming.rows), inbox, memory)
         require_kind(judging, "judge", judged, Judged)
         require_rows(judging, "is judged by", vars(judged), len(incoming.rows), self._lengths)
-        data = self._data
-        shards = next((s for s in (data.test, data.validation) if s.total), data.train)
-        common = judged.inner.stride(0) == 0 and judged.outer.stride(0) == 0 and self.k > 1
-        centre, spread = (np.zeros(0), 0.0) if common else _centre_and_spread(judged.inner, self._chunk)
-        return Measurement(
-            self.clients,
-            self._judged(judged, shards),
-            shards.sizes,
-            centre,
-            spread,
-            self._judged(judged, data.validation) if validation else {},
-            data.validation.sizes,
-        )
-
-    def _judged(self, judged: Judged, shards: ClientShards) -> dict[str, FloatArray]:
-        if judged.inner.stride(0) == 0 and judged.outer.stride(0) == 0:
-            found = self._derivatives.evaluate_common(judged.inner[0], judged.outer[0], shards)
-        else:
-            both = self._derivatives.evaluate(judged.inner, judged.outer, shards)
-            found = {name: sums for name, (sums, _) in both.items()}
-        return {name: sums.double().cpu().numpy() for name, sums in found.items()}
+        return measured(self._derivatives, self.clients, self._data, judged, self._chunk, validation)
 
     def finish(self, incoming: Incoming, steps: IntArray, parcels: Sequence[Tensors] = ()) -> None:
         """Close the part: absorb what has arrived, compute once more where the part wants it, and store the
@@ -272,9 +243,11 @@ class Block:
                     continue
                 start = self._start(name, incoming.rows, consume=consume)
                 own = self._own_sum(name, mixing, start)
-                totals[name] = self._with_parcels(name, own, channel.away, parcels, len(incoming.rows))
+                arrived = with_arrivals(name, own, channel.away, parcels, len(incoming.rows), self._device)
+                # Where nothing has come and nothing was there, it is zero.
+                totals[name] = self._zeros(incoming.rows, name) if arrived is None else arrived
         each = self._single_messages(incoming, parcels) if self._current.each else None
-        senders = _senders(incoming) if self._home.server else None
+        senders = senders_of(incoming) if self._home.server else None
         whose = type(self._current).__name__
         return Inbox(whose, totals, each, versions, senders, self._sizes.clients)
 
@@ -317,84 +290,16 @@ class Block:
         out = self._buffer(name, mixing.rows, pool.shape[1]) if dense else None
         return mixing.product(pool, start, out)
 
-    def _with_parcels(
-        self,
-        name: str,
-        total: Tensor | None,
-        away: tuple[Away, ...],
-        parcels: Sequence[Tensors],
-        rows: int,
-    ) -> Tensor:
-        for piece in away:
-            assert not isinstance(piece, CommonFrom), "what is common was taken before"
-            if isinstance(piece, SumsFrom):
-                total = self._with_sums(total, piece.rows, parcels[piece.parcel][name], rows)
-                continue
-            values = parcels[piece.parcel : piece.parcel + len(piece.first) - 1]
-            if total is None:
-                total = self._zeros(rows, values[0][name].shape[1])
-            self._add_rows(total, piece, [value[name] for value in values])
-        if total is None:  # nothing has come, and nothing was there
-            return self._zeros(rows, self._carries[name])
-        return total
-
-    def _with_sums(self, total: Tensor | None, at: IntArray, sums: Tensor, rows: int) -> Tensor:
-        sums = sums.to(self._device)
-        if total is None:
-            if len(at) == rows:
-                return sums.clone()
-            total = self._zeros(rows, sums.shape[1])
-        return total.add_(sums) if len(at) == rows else total.index_add_(0, self._index(at), sums)
-
-    def _add_rows(self, total: Tensor, piece: RowsFrom, values: Sequence[Tensor]) -> None:
-        if len(total) == 1:  # for a single node one row after the other, without a matrix around it
-            of = np.repeat(np.arange(len(values)), np.diff(piece.first)).tolist()
-            for place, column, weight in zip(of, piece.columns.tolist(), piece.weights.tolist(), strict=True):
-                total[0].add_(values[place][column].to(self._device), alpha=weight)
-            return
-        for place, value in enumerate(values):
-            part = slice(*piece.first[place : place + 2])
-            matrix = np.zeros((len(total), len(value)))
-            matrix[piece.rows[part], piece.columns[part]] = piece.weights[part]
-            total.addmm_(torch.from_numpy(matrix).to(total), value.to(self._device))
-
-    def _zeros(self, rows: int, length: int) -> Tensor:
-        return torch.zeros(rows, length, dtype=self._dtype, device=self._device)
-
     def _single_messages(self, incoming: Incoming, parcels: Sequence[Tensors]) -> Callable[[str], Messages]:
         def each(name: str) -> Messages:
-            rows, senders, weights, values = [], [], [], []
-            for channel in incoming.channels:
-                if name not in channel.names:
-                    continue
-                home = channel.home
-                if isinstance(home, (Sums, MatrixSums)) and len(home.sources):
-                    rows.append(np.repeat(np.arange(len(home.indptr) - 1), np.diff(home.indptr)))
-                    senders.append(home.senders)
-                    weights.append(home.weights)
-                    values.append(self._pool.take((name,), home.sources)[name])
-                for piece in channel.away:
-                    assert isinstance(piece, RowsFrom), "single messages come as rows"
-                    rows.append(piece.rows)
-                    senders.append(piece.senders)
-                    weights.append(piece.weights)
-                    columns = np.split(piece.columns, piece.first[1:-1])
-                    for place, own in enumerate(columns):
-                        value = parcels[piece.parcel + place][name]
-                        values.append(value[torch.from_numpy(own)].to(self._device))
-            if not values:
-                nothing = np.zeros(0, dtype=np.int64)
-                return Messages(nothing, nothing, np.zeros(0), self._zeros(0, self._carries[name]))
-            row, sender = np.concatenate(rows), np.concatenate(senders)
-            order = np.lexsort((sender, row))
-            return Messages(
-                row[order],
-                sender[order],
-                np.concatenate(weights)[order],
-                torch.cat(values)[torch.from_numpy(order).to(self._device)],
-            )
+            nothing = self._zeros(incoming.rows[:0], name)
+            return single_messages(name, incoming, parcels, self._pool, nothing)
 
         return each
+
+    def _zeros(self, rows: IntArray, name: str) -> Tensor:
+        length = self._current.carries(self._sizes)[name]
+        return torch.zeros(len(rows), length, dtype=self._dtype, device=self._device)
 
     def _buffer(self, name: str, rows: int, length: int) -> Tensor:
         if rows == self.k and self._spare.get(name):
@@ -511,10 +416,10 @@ class Block:
         sent = [(key, value, value._version) for key, value in inbox.items()] if part.asks else []
         made = part.step(at, inbox, memory)
         require_kind(part, "step", made, Step)
-        self._check_untouched(part, memory, handed, sent)
+        require_untouched(part, memory, handed, () if self._home.server else sent)
+        self._check_step(part, made, memory, inbox, rows, steps)
         if handed and not self._home.server:
             made = _on_its_own(made, memory)
-        self._check_step(part, made, memory, inbox, rows, steps)
         if self._strict:
             made = _spoil(made, (*inbox.values(), *memory.values(), *at.room.values()))
         if self._tap is not None:
@@ -634,56 +539,17 @@ class Block:
 
     # --- checks --------------------------------------------------------------------------------------
 
-    def _check_untouched(self, part: Act, memory: Tensors, handed: list[_Lent], sent: list[_Lent]) -> None:
-        """What a step was handed is as it was. (What it absorbed is its own; but what a server sends to all
-        of its clients is not.)
-        """
-        whose = f"a step of {type(part).__name__}"
-        for key, value, version in handed:
-            if value._version != version or memory.get(key) is not value:
-                raise RunError(
-                    f"{whose} changed {key!r} of its memory in place; return what changes "
-                    "(Step(…, memory={…})) and leave what was handed out as it is"
-                )
-        for key, value, version in () if self._home.server else sent:
-            if value._version != version:
-                raise RunError(
-                    f"{whose} changed {key!r}, which it was sent, in place; others read it too: clone it"
-                )
-
     def _check_step(
         self, part: Act, made: Step, memory: Tensors, inbox: Inbox, rows: IntArray, steps: IntArray
     ) -> None:
         """What a step returns is what its part declares, and all of it is finite."""
         if not self._home.server:
-            self._require_declared(part, made.payload, "sends", len(rows))
+            require_declared(part, self._carries, made.payload, "sends", len(rows))
             if made.residue:
-                self._require_declared(part, made.residue, "keeps", len(rows), some=True)
-            if not made.memory.keys() <= memory.keys():
-                more = ", ".join(made.memory.keys() - memory.keys())
-                raise RunError(
-                    f"{type(part).__name__} remembers {more}, but declares {', '.join(memory) or 'nothing'}; "
-                    "what a part remembers it starts with (Start(…, memory={…})), and a round names it in "
-                    "`remembers`"
-                )
-            kept = {key: memory[key].shape[1] for key in made.memory if memory[key].ndim == 2}
-            require_rows(part, "remembers", made.memory, len(rows), kept)
+                require_declared(part, self._carries, made.residue, "keeps", len(rows), some=True)
+            require_remembered(part, memory, made.memory, len(rows))
             require_numbers(part, made.report, len(rows))
         self._check_finite(part, made, inbox, rows, steps)
-
-    def _require_declared(
-        self, part: Act, values: Tensors, what: str, count: int, *, some: bool = False
-    ) -> None:
-        """That it is all, or `some`, of what the part exchanges, with a row for each of `count` clients."""
-        carries = self._carries
-        fits = values.keys() <= carries.keys() if some else values.keys() == carries.keys()
-        if not fits:
-            said = ", ".join(f"{name} ({length})" for name, length in carries.items()) or "nothing"
-            raise RunError(
-                f"{type(part).__name__} {what} {listing(values)}, but declares {said}; what a message holds "
-                "and what the part declares (`carries`, or a round's `answers`) must be the same"
-            )
-        require_rows(part, what, values, count, carries)
 
     def _check_finite(self, part: Act, made: Step, inbox: Inbox, rows: IntArray, steps: IntArray) -> None:
         """What a step reports, and whatever it made anew, must be finite: so whoever made it is named, in the
@@ -734,26 +600,6 @@ def _spoil(made: Step, lent: Iterable[Tensor]) -> Step:
     return apart
 
 
-def _senders(incoming: Incoming) -> IntArray:
-    """Who sent what a server absorbs, in order."""
-    found = [np.zeros(0, dtype=np.int64)]
-    for channel in incoming.channels:
-        if isinstance(channel.home, (Sums, MatrixSums)):
-            found.append(channel.home.senders)
-        found += [piece.senders for piece in channel.away if not isinstance(piece, CommonFrom)]
-    return np.sort(np.concatenate(found))
-
-
 def _copy(value: Tensor) -> Tensor:
     """A copy; of what all share, one that all share."""
     return value[:1].clone().expand_as(value) if value.stride(0) == 0 else value.clone()
-
-
-def _centre_and_spread(x: Tensor, chunk: int) -> tuple[FloatArray, float]:
-    """Mean of the rows and the sum of their squared distances from it, in doubles, piece by piece."""
-    pieces = torch.split(x, chunk)
-    centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
-    for piece in pieces:
-        centre += piece.sum(0, dtype=torch.float64)
-    centre /= len(x)
-    return centre.cpu().numpy(), float(sum((piece - centre).square().sum() for piece in pieces))

@@ -4,12 +4,61 @@ names, not in those of whatever would have stumbled over it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from torch import Tensor
 
 from asyncfed.errors import RunError
 from asyncfed.protocols.part import Act, Tensors
+
+Lent: TypeAlias = tuple[str, Tensor, int]
+"""A tensor that was handed out: its name, and how often it had been written to."""
+
+
+def require_untouched(part: Act, memory: Tensors, handed: Sequence[Lent], sent: Sequence[Lent]) -> None:
+    """That what a step was handed is as it was. (What it absorbed is its own; but what a server `sent` to all
+    of its clients is not.)
+    """
+    whose = f"a step of {type(part).__name__}"
+    for key, value, version in handed:
+        if value._version != version or memory.get(key) is not value:
+            raise RunError(
+                f"{whose} changed {key!r} of its memory in place; return what changes "
+                "(Step(…, memory={…})) and leave what was handed out as it is"
+            )
+    for key, value, version in sent:
+        if value._version != version:
+            raise RunError(
+                f"{whose} changed {key!r}, which it was sent, in place; others read it too: clone it"
+            )
+
+
+def require_declared(
+    part: Act, carries: Mapping[str, int], values: Tensors, what: str, count: int, *, some: bool = False
+) -> None:
+    """That it is all, or `some`, of what the part exchanges, with a row for each of `count` clients."""
+    fits = values.keys() <= carries.keys() if some else values.keys() == carries.keys()
+    if not fits:
+        said = ", ".join(f"{name} ({length})" for name, length in carries.items()) or "nothing"
+        raise RunError(
+            f"{type(part).__name__} {what} {_listing(values)}, but declares {said}; what a message holds "
+            "and what the part declares (`carries`, or a round's `answers`) must be the same"
+        )
+    require_rows(part, what, values, count, carries)
+
+
+def require_remembered(part: Act, memory: Tensors, made: Tensors, count: int) -> None:
+    """That what is to be remembered is part of the memory, and as long as it was."""
+    if not made.keys() <= memory.keys():
+        more = ", ".join(made.keys() - memory.keys())
+        raise RunError(
+            f"{type(part).__name__} remembers {more}, but declares {', '.join(memory) or 'nothing'}; "
+            "what a part remembers it starts with (Start(…, memory={…})), and a round names it in "
+            "`remembers`"
+        )
+    kept = {key: memory[key].shape[1] for key in made if memory[key].ndim == 2}
+    require_rows(part, "remembers", made, count, kept)
 
 
 def require_kind(part: Act, function: str, found: object, kind: type) -> None:
@@ -42,7 +91,7 @@ def require_numbers(part: Act, report: Tensors, count: int) -> None:
             )
 
 
-def listing(values: Tensors) -> str:
+def _listing(values: Tensors) -> str:
     """Names and lengths, for a message."""
     lengths = {
         name: value.shape[-1] for name, value in values.items() if isinstance(value, Tensor) and value.ndim

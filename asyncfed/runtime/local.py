@@ -12,8 +12,9 @@ from asyncfed.problems.problem import Problem
 from asyncfed.problems.threads import WORTH_SHARING
 from asyncfed.protocols.part import Act, Part, Tensors
 from asyncfed.runtime.backend import Placement
-from asyncfed.runtime.block import Block, FloatArray, Measurement, Reports, Tap
+from asyncfed.runtime.block import Block, FloatArray, Reports, Tap
 from asyncfed.runtime.exchange import Away, BlockWave, CommonFrom, Incoming, RowsFrom, Sum, SumsFrom, Taken
+from asyncfed.runtime.judging import Measurement
 
 _FIRST = np.zeros(1, dtype=np.int64)
 

@@ -21,7 +21,7 @@ from asyncfed.protocols.part import Method, Part, Reports, Scene
 from asyncfed.protocols.rounds import Round, WithServer
 from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
-from asyncfed.runtime.block import Measurement
+from asyncfed.runtime.judging import Measurement
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

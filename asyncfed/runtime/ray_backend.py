@@ -30,8 +30,9 @@ from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.part import Act, Part, Tensors
 from asyncfed.runtime.backend import Placement
-from asyncfed.runtime.block import Block, Measurement, Reports
+from asyncfed.runtime.block import Block, Reports
 from asyncfed.runtime.exchange import BlockWave, Exchange, Need, Object, Sum, Task
+from asyncfed.runtime.judging import Measurement
 from asyncfed.runtime.local import final_of, without_data
 from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
 

@@ -373,7 +373,7 @@ AT_CLIENTS: dict[RoundFault, str] = {
     _reads_the_board: "CountingRound reads 'q', which it does not declare; it declares x, y",
     _reads_what_it_does_not_remember: "CountingRound reads 'q', which it does not declare; it declares count",
     _answers_more: r"CountingRound sends y \(3\), q \(3\), but declares y \(3\)",
-    _answers_for_all: r"CountingRound sends 'y' of the shape \(3,\); it must have a row for each",
+    _answers_for_all: r"CountingRound sends 'y' as a tensor of shape \(3,\); it must be a tensor",
     _answers_nothing: r"CountingRound sends nothing, but declares y \(3\)",
     _remembers_in_place: "a step of CountingRound changed 'count' of its memory in place",
     _remembers_more: "CountingRound remembers last, but",

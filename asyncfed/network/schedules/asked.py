@@ -22,8 +22,7 @@ round (each attempt) takes one unit of time and nothing is late.
 What a client has not begun when a round closes is not decided, for newer requests may come: it waits, and
 what is known of its answer is a forecast, right as long as none does. So nothing begins after the run's end.
 
-Every variable of the server has a version: the payload in which it last changed. A request carries what the
-client is not known to have, and it is known to have what it has answered to.
+What a request carries is in `versions`.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ import numpy as np
 from asyncfed.errors import QuorumError
 from asyncfed.network.distributions import Constant, Distribution, Table
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
+from asyncfed.network.schedules.versions import Versions
 from asyncfed.network.server import Server, server_links
 from asyncfed.network.waves import (
     NO_NODES,
@@ -135,9 +135,7 @@ class AskedSchedule:
         self._waiting: dict[int, list[_Work]] = {}  # by client: not begun, so a newer one may replace them
         self._begun: list[_Attempt | _Work] = []  # to be computed; of each client in the order of its works
         self._late: dict[str, list[_Work]] = {}
-        self._version: dict[str, int] = {}
-        self._known: dict[str, IntArray] = {}
-        self._boards: set[int] = set()  # payloads of the server that may still be read
+        self._versions = Versions(n)
         self._next_payload = 0
         self._ended = np.zeros(n, dtype=np.int64)  # works that each client had ended at the last look
         self._ends: list[tuple[IntArray, FloatArray]] = []  # clients and times of those after it
@@ -158,7 +156,7 @@ class AskedSchedule:
         place = np.zeros(n, dtype=np.int64)
         place[ask.clients] = np.arange(len(ask.clients))
         importance = ask.importance[place]  # of every client; of those not asked it means nothing
-        sizes = self._request_bytes(ask)
+        sizes = self._versions.news(ask.reads, ask.clients)
         needed = self._server.needed(len(ask.clients))
         for _ in range(self._server.attempts):
             missing = np.flatnonzero(asked & ~(arrives <= self.now))
@@ -186,7 +184,7 @@ class AskedSchedule:
         held = [work for works in self._late.values() for work in works]
         # Of those that are here already: whether a round will use them, or they were late, is not known yet.
         unrecorded = Unrecorded(on_the_way=len(held), bytes=sum(work.ask.answer_bytes for work in held))
-        everyone = Absorption(np.arange(self.n, dtype=np.int64), self._commons(self._version))
+        everyone = Absorption(np.arange(self.n, dtype=np.int64), self._commons(self._versions.now))
         return Snapshot(everyone, self.now, self._worked(), final, unrecorded=unrecorded, rounds=self.round)
 
     def finish(self) -> None:
@@ -361,7 +359,7 @@ class AskedSchedule:
     def _work(self, ask: Ask, attempt: _Attempt, at: int, importance: FloatArray) -> _Work:
         client = int(attempt.clients[at])
         return _Work(
-            ask, self.round, attempt.number, client, self._versions(ask), float(importance[client]),
+            ask, self.round, attempt.number, client, self._versions.of(ask.reads), float(importance[client]),
             float(attempt.reached[at]), float(attempt.takes[at]), float(attempt.done[at]),
             float(attempt.arrives[at]),
         )  # fmt: skip
@@ -395,8 +393,8 @@ class AskedSchedule:
             phase=ask.phase, kind=ask.kind,
         )  # fmt: skip
         self._record_closed(ask, len(clients))
-        versions = self._versions(ask)
-        self._learn(ask, clients, ())
+        versions = self._versions.of(ask.reads)
+        self._versions.answered(ask.reads, clients)
         yield self._clients_wave(ask.part, self.round, clients, serials, versions)
         channel = Sums(ask.answers, np.array([0, len(serials)]), serials, weights, clients)
         yield self._server_wave(ask.part, (channel,), ask.writes, serials)
@@ -446,7 +444,9 @@ class AskedSchedule:
         for work in worthless:
             self._record_answer(work, Status.LATE, -1, np.nan)
         self._record_closed(ask, len(here) + len(older))
-        self._learn(ask, here, (*older, *worthless))
+        self._versions.answered(ask.reads, here)
+        for work in (*older, *worthless):
+            self._versions.answered_late(work.versions, work.client)
         sources = np.concatenate([payload[here], np.array([work.payload for work in older], dtype=np.int64)])
         shares = np.concatenate([weights, np.array([work.importance / total for work in older])])
         senders = np.concatenate([here, np.array([work.client for work in older], dtype=np.int64)])
@@ -474,7 +474,7 @@ class AskedSchedule:
             work.payload = int(serials[at])
             self._put_aside(work)
         if wanted.any():
-            versions = self._versions(ask)
+            versions = self._versions.of(ask.reads)
             yield self._clients_wave(ask.part, self.round, attempt.clients[wanted], serials[wanted], versions)
 
     def _wave_of_one(self, work: _Work, used: bool, unused: list[int]) -> Iterator[Wave]:
@@ -520,26 +520,7 @@ class AskedSchedule:
             newest[work.client] = work
         return list(newest.values()), worthless
 
-    def _learn(self, ask: Ask, here: IntArray, late: tuple[_Work, ...]) -> None:
-        """A client that has answered has what it was sent."""
-        for name in ask.reads:
-            self._known[name][here] = self._version[name]
-        for work in late:
-            for name, version in work.versions.items():
-                self._known[name][work.client] = max(int(self._known[name][work.client]), version)
-
     # --- payloads and waves --------------------------------------------------------------------------
-
-    def _request_bytes(self, ask: Ask) -> IntArray:
-        total = np.zeros(len(ask.clients), dtype=np.int64)
-        for name, size in ask.reads.items():
-            if name not in self._known:
-                self._known[name] = np.full(self.n, -1, dtype=np.int64)
-            total += size * (self._known[name][ask.clients] != self._version[name])
-        return total
-
-    def _versions(self, ask: Ask) -> dict[str, int]:
-        return {name: self._version[name] for name in ask.reads}
 
     def _serials(self, count: int) -> IntArray:
         first = self._next_payload
@@ -563,14 +544,8 @@ class AskedSchedule:
         self, part: int, channels: tuple[Channel, ...], writes: tuple[str, ...], over: IntArray
     ) -> Wave:
         emits = self._serials(1)
-        for name in writes:
-            self._version[name] = int(emits[0])
-        wanted = set(self._version.values())
-        for works in self._waiting.values():
-            for work in works:
-                wanted.update(work.versions.values())
-        stale = self._boards - wanted
-        self._boards = (self._boards & wanted) | {int(emits[0])}
+        waiting = (work for works in self._waiting.values() for work in works)
+        stale = self._versions.written(writes, int(emits[0]), (work.versions for work in waiting))
         released = np.append(over, sorted(stale)).astype(np.int64) if stale else over
         node = np.array([self._node], dtype=np.int64)
         return Wave(Absorption(node, channels), np.array([self.round]), emits, released, self.now, part)

@@ -1,0 +1,79 @@
+"""What clients are worth by the variables they are judged by: sums of metrics, and how far apart they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from asyncfed.data import ClientData, ClientShards
+from asyncfed.problems.derivatives import Derivatives
+from asyncfed.protocols.part import Judged
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What a block's clients are worth: sums and counts of every metric, and the pieces of their spread."""
+
+    clients: IntArray
+    sums: dict[str, FloatArray]
+    counts: IntArray
+    centre: FloatArray  # mean model of the block; empty where all are judged by one
+    spread: float  # Σ ‖x_i − centre‖²
+    validation: dict[str, FloatArray]  # sums over validation samples, where asked for
+    validation_counts: IntArray
+
+
+def measured(
+    derivatives: Derivatives,
+    clients: IntArray,
+    data: ClientData,
+    judged: Judged,
+    chunk: int,
+    validation: bool,
+) -> Measurement:
+    """On the test samples (where there are none, on the next best), and on the validation samples too where
+    that is asked for.
+    """
+    shards = next((s for s in (data.test, data.validation) if s.total), data.train)
+    one_for_all = _common(judged) and len(clients) > 1
+    centre, spread = (np.zeros(0), 0.0) if one_for_all else _centre_and_spread(judged.inner, chunk)
+    return Measurement(
+        clients,
+        _sums(derivatives, judged, shards),
+        shards.sizes,
+        centre,
+        spread,
+        _sums(derivatives, judged, data.validation) if validation else {},
+        data.validation.sizes,
+    )
+
+
+def _common(judged: Judged) -> bool:
+    """Whether all are judged by the same variables."""
+    return judged.inner.stride(0) == 0 and judged.outer.stride(0) == 0
+
+
+def _sums(derivatives: Derivatives, judged: Judged, shards: ClientShards) -> dict[str, FloatArray]:
+    if _common(judged):
+        found = derivatives.evaluate_common(judged.inner[0], judged.outer[0], shards)
+    else:
+        both = derivatives.evaluate(judged.inner, judged.outer, shards)
+        found = {name: sums for name, (sums, _) in both.items()}
+    return {name: sums.double().cpu().numpy() for name, sums in found.items()}
+
+
+def _centre_and_spread(x: Tensor, chunk: int) -> tuple[FloatArray, float]:
+    """Mean of the rows and the sum of their squared distances from it, in doubles, piece by piece."""
+    pieces = torch.split(x, chunk)
+    centre = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+    for piece in pieces:
+        centre += piece.sum(0, dtype=torch.float64)
+    centre /= len(x)
+    return centre.cpu().numpy(), float(sum((piece - centre).square().sum() for piece in pieces))
