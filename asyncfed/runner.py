@@ -286,8 +286,6 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
                 f"initial[{name!r}] has the shape {tuple(value.shape)}; it must be {expected}: "
                 "one flat row for each client (with a server: one row in all)"
             )
-        if not torch.isfinite(value).all():
-            raise ScenarioError(f"initial[{name!r}] holds a value that is not finite; begin from finite ones")
         given[name] = value.detach().clone()
     return given
 

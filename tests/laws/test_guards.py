@@ -113,9 +113,8 @@ def _reports_a_number(inbox: Inbox, memory: Tensors, made: Step) -> Step:
     return replace(made, report={"loss": other})
 
 
-def _returns_its_payload(inbox: Inbox, memory: Tensors, made: Step) -> Step:
-    other: Any = made.payload
-    return other  # type: ignore[no-any-return]
+def _returns_its_payload(inbox: Inbox, memory: Tensors, made: Step) -> Any:
+    return made.payload
 
 
 AMONG_PEERS: dict[Fault, str] = {
@@ -381,9 +380,8 @@ AT_CLIENTS: dict[RoundFault, str] = {
 }
 
 
-def _answers_with_a_dict(board: Tensors, memory: Tensors, made: Answer) -> Answer:
-    other: Any = made.values
-    return other  # type: ignore[no-any-return]
+def _answers_with_a_dict(board: Tensors, memory: Tensors, made: Answer) -> Any:
+    return made.values
 
 
 AT_CLIENTS[_answers_with_a_dict] = r"local of CountingRound returned dict; it must return Answer\(…\)"
@@ -406,9 +404,8 @@ def _reads_no_answer(board: Tensors, mean: Tensors) -> Tensors:
     return {"y": mean["y"] - mean["q"]}
 
 
-def _writes_a_tensor(board: Tensors, mean: Tensors) -> Tensors:
-    other: Any = mean["y"]
-    return other  # type: ignore[no-any-return]
+def _writes_a_tensor(board: Tensors, mean: Tensors) -> Any:
+    return mean["y"]
 
 
 AT_SERVER: dict[Callable[[Tensors, Tensors], Tensors], str] = {

@@ -207,14 +207,7 @@ def test_a_method_says_what_it_may_begin_with(tmp_path: Path) -> None:
         outcome(own, tmp_path / "other", {"adam_mean": torch.ones(N, D)})
 
 
-@pytest.mark.parametrize(
-    ("initial", "said"),
-    [
-        (GIVEN["inner"], "initial is a Tensor; it must be a mapping of names to tensors"),
-        ({"inner": GIVEN["inner"] * float("nan")}, r"initial\['inner'\] holds a value that is not finite"),
-    ],
-)
-def test_what_nobody_can_begin_with_is_refused(initial: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=said):
-        outcome(INNER, tmp_path / "run", initial)
+def test_something_else_than_a_mapping_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="initial is a Tensor; it must be a mapping of names to tensors"):
+        outcome(INNER, tmp_path / "run", GIVEN["inner"])
     assert not (tmp_path / "run").exists()
