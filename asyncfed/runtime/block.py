@@ -120,6 +120,7 @@ class Block:
         self._home = Home(
             derivatives, self._data, clients, n, self.store["inner"], self._streams, server=server
         )
+        self._samples = (*self._data.train.tensors, *self._home.outer.tensors)
         self._part: Part | None = None
         self._first_step = 0
         self._pool = Pool(self.k, dtype, self._device)
@@ -142,8 +143,7 @@ class Block:
         self._part, self._first_step = part, first_step
         self._memory = dict(start.memory)
         # What is written to in place must be nobody else's: of what is absorbed at once, of memory in time.
-        samples = (*self._data.train.tensors, *self._home.outer.tensors)
-        lent = Counter({_storage(t): 1 for t in (*self.store.values(), self._home.start, *samples)})
+        lent = Counter({_storage(t): 1 for t in (*self.store.values(), self._home.start, *self._samples)})
         lent.update(map(_storage, self._memory.values()))
         self._borrowed = {key for key, value in self._memory.items() if lent[_storage(value)] > 1}
         self._residue = {}
@@ -501,8 +501,9 @@ class Block:
             at.room = {key: value.clone() for key, value in at.room.items()}
         handed = [(key, value, value._version) for key, value in memory.items()]
         sent = [(key, value, value._version) for key, value in inbox.items()] if part.asks else []
+        samples = [value._version for value in self._samples]
         made = part.step(at, inbox, memory)
-        self._check_untouched(part, memory, handed, sent)
+        self._check_untouched(part, memory, handed, sent, samples)
         if handed and not self._home.server:
             made = _on_its_own(made, memory)
         self._check_step(part, made, memory, inbox, rows, steps)
@@ -625,7 +626,9 @@ class Block:
 
     # --- checks --------------------------------------------------------------------------------------
 
-    def _check_untouched(self, part: Act, memory: Tensors, handed: list[_Lent], sent: list[_Lent]) -> None:
+    def _check_untouched(
+        self, part: Act, memory: Tensors, handed: list[_Lent], sent: list[_Lent], samples: list[int]
+    ) -> None:
         """What a step was handed is as it was. (What it absorbed is its own; but what a server sends to all
         of its clients is not.)
         """
@@ -636,6 +639,8 @@ class Block:
                     f"{whose} changed {key!r} of its memory in place; return what changes "
                     "(Step(…, memory={…})) and leave what was handed out as it is"
                 )
+        if [value._version for value in self._samples] != samples:
+            raise RunError(f"{whose} changed its samples in place; later steps use them too: clone them")
         for key, value, version in () if self._home.server else sent:
             if value._version != version:
                 raise RunError(
