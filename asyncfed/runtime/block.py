@@ -113,6 +113,7 @@ class Block:
         self._home = Home(
             derivatives, self._data, clients, n, self.store["inner"], self._streams, server=server
         )
+        self._samples = (*self._data.train.tensors, *self._home.outer.tensors)
         self._part: Part | None = None
         self._first_step = 0
         self._pool = Pool(self.k, dtype, self._device)
@@ -139,8 +140,7 @@ class Block:
         self._part, self._first_step = part, first_step
         self._memory = dict(start.memory)
         # What is written to in place must be nobody else's: of what is absorbed at once, of memory in time.
-        samples = (*self._data.train.tensors, *self._home.outer.tensors)
-        lent = Counter({_storage(t): 1 for t in (*self.store.values(), self._home.start, *samples)})
+        lent = Counter({_storage(t): 1 for t in (*self.store.values(), self._home.start, *self._samples)})
         lent.update(map(_storage, self._memory.values()))
         self._borrowed = {key for key, value in self._memory.items() if lent[_storage(value)] > 1}
         self._residue = {}
@@ -414,9 +414,15 @@ class Block:
             at.room = {key: value.clone() for key, value in at.room.items()}
         handed = [(key, value, value._version) for key, value in memory.items()]
         sent = [(key, value, value._version) for key, value in inbox.items()] if part.asks else []
+        samples = [value._version for value in self._samples]
         made = part.step(at, inbox, memory)
         require_kind(part, "step", made, Step)
         require_untouched(part, memory, handed, () if self._home.server else sent)
+        if [value._version for value in self._samples] != samples:
+            raise RunError(
+                f"a step of {type(part).__name__} changed its samples in place; later steps use them too: "
+                "clone them"
+            )
         self._check_step(part, made, memory, inbox, rows, steps)
         if handed and not self._home.server:
             made = _on_its_own(made, memory)

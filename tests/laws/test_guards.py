@@ -154,6 +154,20 @@ def test_a_part_that_breaks_a_rule_is_stopped(fault: Fault, kind: Kind, strict: 
 
 
 @dataclass(frozen=True)
+class Centring(SGP):
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        at.batch[0].sub_(1.0)
+        return super().step(at, inbox, memory)
+
+
+@every_kind
+def test_samples_are_not_changed(kind: Kind, tmp_path: Path) -> None:
+    run(_peers(Centring(5, 0.1, batch=2), kind), out=tmp_path / "own")  # a minibatch is a copy
+    with pytest.raises(RunError, match="a step of Centring changed its samples in place"):
+        run(_peers(Centring(5, 0.1, batch=None), kind), out=tmp_path / "all")
+
+
+@dataclass(frozen=True)
 class OpensMore(SGP):
     def start(self, at: At, carried: Tensors) -> Start:
         opening = super().start(at, carried)
