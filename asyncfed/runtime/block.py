@@ -48,6 +48,7 @@ from asyncfed.runtime.guards import (
     require_numbers,
     require_remembered,
     require_rows,
+    require_same_samples,
     require_untouched,
 )
 from asyncfed.runtime.judging import Measurement, measured
@@ -418,11 +419,7 @@ class Block:
         made = part.step(at, inbox, memory)
         require_kind(part, "step", made, Step)
         require_untouched(part, memory, handed, () if self._home.server else sent)
-        if [value._version for value in self._samples] != samples:
-            raise RunError(
-                f"a step of {type(part).__name__} changed its samples in place; later steps use them too: "
-                "clone them"
-            )
+        require_same_samples(part, self._samples, samples)
         self._check_step(part, made, memory, inbox, rows, steps)
         if handed and not self._home.server:
             made = _on_its_own(made, memory)

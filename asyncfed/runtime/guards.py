@@ -34,6 +34,15 @@ def require_untouched(part: Act, memory: Tensors, handed: Sequence[Lent], sent: 
             )
 
 
+def require_same_samples(part: Act, samples: Sequence[Tensor], versions: Sequence[int]) -> None:
+    """That a step has not written to the clients' data."""
+    if [value._version for value in samples] != versions:
+        raise RunError(
+            f"a step of {type(part).__name__} changed its samples in place; later steps use them too: "
+            "clone them"
+        )
+
+
 def require_declared(
     part: Act, carries: Mapping[str, int], values: Tensors, what: str, count: int, *, some: bool = False
 ) -> None:
