@@ -447,6 +447,7 @@ def test_an_outer_variable_that_nothing_depends_on_is_refused(tmp_path: Path) ->
         inner_loss=lambda x, lam, batch: case.inner_loss(x, lam["used"], batch),
         outer_loss=lambda x, lam, batch: case.outer_loss(x, lam["used"], batch),
         init_outer=lambda g: {"used": torch.zeros(D_OUTER), "idle": torch.zeros(3)},
+        metrics={},
         recipe=None,
     )
     with pytest.raises(ScenarioError, match=r"neither loss of .* depends on 'idle'"):
