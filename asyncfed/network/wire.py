@@ -75,7 +75,8 @@ class Wire:
         """A message on each of some edges, handed over at times `at`."""
         if attempt != self._attempt:  # requests and answers of an attempt look at the same draw
             self._attempt, (self._links_up, self._arriving) = attempt, self.everybody(attempt)
-        up, goes = self._links_up[edges], self._arriving[edges]
+        up = self._links_up[edges]
+        goes = up if self._arriving is self._links_up else self._arriving[edges]
         if self._instant:
             return Fates(up, goes, at)
         return Fates(up, goes, self._arrivals(edges, up, goes, at, size, attempt))

@@ -98,8 +98,10 @@ class LocalSteps:
 
     def rates(self, counts: IntArray, iteration: int, like: Tensor) -> Tensor:
         """α_i of clients that make so many steps (k, 1)."""
-        rates = np.full(len(counts), rate_at(self.lr, iteration))
-        return torch.from_numpy(rates / counts if self.divide else rates).to(like)[:, None]
+        rate = rate_at(self.lr, iteration)
+        if not self.divide:
+            return like.new_full((1, 1), rate).expand(len(counts), 1)
+        return torch.from_numpy(rate / counts).to(like)[:, None]
 
     def plain(
         self, samples: Samples, start: Tensor, iteration: int, term: Term | None = None
@@ -190,6 +192,12 @@ class LocalSteps:
         batches (steps, clients, B, …), and how many steps.
         """
         sizes = samples.sizes
+        if self.batch is None and (sizes == sizes[0]).all() and (counts == counts[0]).all():
+            steps = int(counts[0]) - first
+            if steps:  # everybody with all of its samples in every step
+                whole = samples.shards.whole(samples.rows)
+                yield np.arange(len(sizes)), tuple(t.expand(steps, *t.shape) for t in whole), steps
+            return
         orders = _Orders(samples, self.batch)
         per_epoch = self._per_epoch(sizes)
         sample_bytes = sum(t[:1].nbytes for t in samples.shards.tensors)

@@ -180,7 +180,7 @@ class Block:
 
     def release(self, serials: IntArray) -> None:
         """Forget payloads that nobody absorbs any more; those of other blocks play no part."""
-        self._pool.release(self._pool.known(serials))
+        self._pool.release_own(serials)
 
     def hand_over(self, wanted: Sum) -> Tensors:
         """Partial sums, or rows, of payloads in the pool."""

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from asyncfed.network.expectations import Expectations, Tally
 from asyncfed.network.schedules.asked import Ask, AskedSchedule
 from asyncfed.network.waves import Conversation, Recorder, Snapshot, Unrecorded, Wave
+from asyncfed.protocols.at import Level
 from asyncfed.protocols.part import Method, Part, Reports, Scene
 from asyncfed.protocols.rounds import Round, WithServer
 from asyncfed.rng import Streams
@@ -207,7 +208,7 @@ class _Asking:
     def __init__(self, method: WithServer, stage: Stage, schedule: AskedSchedule) -> None:
         problem, self._sizes = stage.scene.problem, stage.scene.sizes
         outer = problem.data.validation if problem.outer_split == "validation" else problem.data.train
-        self._samples = {"inner": problem.data.train.sizes, "outer": outer.sizes}
+        self._samples: dict[Level, IntArray] = {"inner": problem.data.train.sizes, "outer": outer.sizes}
         n = schedule.n
         weighted = method.server.weighted
         self._importance = self._samples["inner"].astype(float) if weighted else np.ones(n)
@@ -245,11 +246,14 @@ class _Asking:
             answers=part.answers,
             answer_bytes=sum(part.carries(self._sizes).values()) * itemsize,
             writes=part.writes,
-            work=part.work({level: of[clients] for level, of in self._samples.items()}, clients),  # type: ignore[misc]
+            work=part.work({level: self._of(of, clients) for level, of in self._samples.items()}, clients),
             importance=self._importance[clients],
             series=part.series,
             remembers=bool(part.remembers),
         )
+
+    def _of(self, values: IntArray, clients: IntArray) -> IntArray:
+        return values if len(clients) == len(values) else values[clients]
 
     def _asked(self, part: Round) -> IntArray:
         if part.cohort not in self._cohorts:

@@ -124,9 +124,15 @@ class Pool:
             self._free.extend(self._slots.get("slot", serials)[::-1].tolist())
             self._slots.forget(serials)
 
-    def known(self, serials: IntArray) -> IntArray:
-        """Those of the payloads that are in the pool."""
-        return serials[self._slots.holds(serials)]
+    def release_own(self, serials: IntArray) -> None:
+        """Forget those of the payloads that are here; others stand in other blocks."""
+        mine = self._adopted
+        if mine is not None and 0 < len(mine) == self._slots.alive and len(serials) >= len(mine):
+            first, last = serials[0], serials[len(mine) - 1]
+            all_of_them = first == mine[0] and last == mine[-1]  # a wave's are numbered without gaps
+        else:
+            all_of_them = False
+        self.release(mine if mine is not None and all_of_them else serials[self._slots.holds(serials)])
 
     def of_matrix(self, matrix: FloatArray) -> Mixing:
         """Weights over a whole round, in order."""
