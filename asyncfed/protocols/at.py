@@ -164,7 +164,37 @@ class At:
     def minibatch(self, size: int, purpose: str = "batches") -> tuple[Tensor, ...]:
         """Another one, independent of those for other purposes."""
         index = self.home.sampler["inner"].with_replacement(self.rows, self.numbers, size, purpose)
-        return self._gathered(index)
+        return self._gathered(index, self.rows)
+
+    def different(self, size: int, purpose: str) -> Iterator[tuple[IntArray, tuple[Tensor, ...]]]:
+        """A minibatch of different samples of each client (all it has, where it has fewer): who, by place
+        here, and the samples, those who have equally many together.
+        """
+        sampler = self.home.sampler["inner"]
+        yield from self._alike(
+            [
+                sampler.without_replacement(int(row), int(step), size, purpose)
+                for row, step in zip(self.rows, self.numbers, strict=True)
+            ]
+        )
+
+    def by_epoch(self, size: int, purpose: str = "epochs") -> Iterator[tuple[IntArray, tuple[Tensor, ...]]]:
+        """The same where a client goes over its samples epoch by epoch, each in an order of its own: the
+        minibatch of its step, of which the last of an epoch may be short.
+        """
+        sampler = self.home.sampler["inner"]
+        chosen = []
+        for row, step in zip(self.rows.tolist(), self.numbers.tolist(), strict=True):
+            epoch, within = divmod(step, -(-int(self.train.sizes[row]) // size))
+            order = sampler.in_order(row, 0, epoch, purpose)
+            chosen.append(order[within * size : (within + 1) * size])
+        yield from self._alike(chosen)
+
+    def _alike(self, chosen: list[IntArray]) -> Iterator[tuple[IntArray, tuple[Tensor, ...]]]:
+        lengths = np.array([len(own) for own in chosen])
+        for length in np.unique(lengths):
+            places = np.flatnonzero(lengths == length)
+            yield places, self._gathered(np.stack([chosen[place] for place in places]), self.rows[places])
 
     def uniforms(self, purpose: str, start: int = 0, count: int = 1) -> npt.NDArray[np.float64]:
         """(k, count): random numbers of each client at its step."""
@@ -197,10 +227,10 @@ class At:
     def _version_of(self, x: Tensor) -> int | None:
         return self._versions.get(id(x))
 
-    def _gathered(self, index: IntArray) -> tuple[Tensor, ...]:
+    def _gathered(self, index: IntArray, rows: IntArray) -> tuple[Tensor, ...]:
         shards = self.train
         device = shards.tensors[0].device
-        return shards.gather(torch.from_numpy(self.rows).to(device), torch.from_numpy(index).to(device))
+        return shards.gather(torch.from_numpy(rows).to(device), torch.from_numpy(index).to(device))
 
 
 def _index(rows: IntArray, like: Tensor) -> slice | Tensor:
