@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from asyncfed.errors import ScenarioError, TopologyError
+from asyncfed.errors import TopologyError
 from asyncfed.network.links import Network, require_strongly_connected
 from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
@@ -53,9 +53,9 @@ from asyncfed.protocols.part import (
     Start,
     Step,
     Tensors,
-    whole,
 )
-from asyncfed.protocols.schedules import LearningRate, check_rate, rates
+from asyncfed.protocols.schedules import LearningRate, rates
+from asyncfed.protocols.sgp import check_settings
 from asyncfed.registry import register
 
 
@@ -120,19 +120,6 @@ class PushDIGing(Part, AmongPeers):
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         final = self.judge(at, inbox, memory)
         return {"inner": final.inner, "outer": final.outer}
-
-
-def check_settings(steps: int, lr: LearningRate, batch: int | None, weight_decay: float) -> None:
-    """Refuse settings of a method with gradient tracking that mean nothing."""
-    if not whole(steps) or steps < 0:
-        raise ScenarioError(f"steps is {steps!r}; it must be a whole number, at least 0")
-    check_rate(lr)
-    if batch is not None and (not whole(batch) or batch < 1):
-        raise ScenarioError(
-            f"batch is {batch!r}; it must be a whole number, at least 1, or None for all of a client's data"
-        )
-    if not 0 <= weight_decay < float("inf"):
-        raise ScenarioError(f"weight_decay is {weight_decay}; it must be finite and at least 0")
 
 
 def require_all_arrive(network: Network, method: str) -> None:

@@ -43,8 +43,9 @@ from asyncfed.network.weights import Mixing, PullShares
 from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
 from asyncfed.protocols.part import AmongPeers, Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors
-from asyncfed.protocols.push_diging import check_settings, require_all_arrive
+from asyncfed.protocols.push_diging import require_all_arrive
 from asyncfed.protocols.schedules import LearningRate, rates
+from asyncfed.protocols.sgp import check_settings
 from asyncfed.registry import register
 
 

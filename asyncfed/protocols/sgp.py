@@ -74,19 +74,11 @@ class SGP(Part, AmongPeers):
 
     def __post_init__(self) -> None:
         plain_fields(self)
-        if not whole(self.steps) or self.steps < 0:
-            raise ScenarioError(f"steps is {self.steps!r}; it must be a whole number, at least 0")
+        check_settings(self.steps, self.lr, self.batch, self.weight_decay)
         if self.order not in ("4a", "4b"):
             raise ScenarioError(
                 f"order is {self.order!r}; it must be '4a' (gradient before communication) or '4b' (after)"
             )
-        if self.batch is not None and self.batch < 1:
-            raise ScenarioError(
-                f"batch is {self.batch}; it must be at least 1, or None for all of a client's data"
-            )
-        if not 0 <= self.weight_decay < float("inf"):
-            raise ScenarioError(f"weight_decay is {self.weight_decay}; it must be at least 0")
-        check_rate(self.lr)
 
     def parts(self) -> tuple[Part, ...]:
         return (self,)
@@ -122,3 +114,16 @@ class SGP(Part, AmongPeers):
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         final = self.judge(at, inbox, memory)
         return {"inner": final.inner, "outer": final.outer, **inbox}
+
+
+def check_settings(steps: int, lr: LearningRate, batch: int | None, weight_decay: float) -> None:
+    """Refuse settings of steps with gradients that mean nothing."""
+    if not whole(steps) or steps < 0:
+        raise ScenarioError(f"steps is {steps!r}; it must be a whole number, at least 0")
+    check_rate(lr)
+    if batch is not None and (not whole(batch) or batch < 1):
+        raise ScenarioError(
+            f"batch is {batch!r}; it must be a whole number, at least 1, or None for all of a client's data"
+        )
+    if not 0 <= weight_decay < float("inf"):
+        raise ScenarioError(f"weight_decay is {weight_decay}; it must be finite and at least 0")
