@@ -11,6 +11,7 @@ inverse distribution function.
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 _WORDS_PER_BLOCK = 4  # Philox4x64 yields four words per counter value
+_WHOLE_ROW = 2**16  # words: of rows no longer than that all are drawn at once, and kept for a while
+_KEPT_BYTES = 2**25  # of such rows
 
 
 @cache
@@ -38,6 +41,8 @@ class Streams:
     def __init__(self, seed: int) -> None:
         self.seed = int(seed)
         self._philox: dict[str, tuple[np.random.Philox, Any, npt.NDArray[np.uint64]]] = {}
+        self._rows: OrderedDict[tuple[str, int], npt.NDArray[np.uint64]] = OrderedDict()
+        self._kept_bytes = 0
 
     def words(self, stream: str, row: int, start: int, stop: int, lane: int = 0) -> npt.NDArray[np.uint64]:
         """Words number `start` to `stop` (exclusive) of the given row."""
@@ -64,6 +69,39 @@ class Streams:
         """
         return self.words(stream, row, start, start + len(limits), lane) <= limits
 
+    def words_at(
+        self, stream: str, rows: npt.NDArray[np.int64], indices: npt.NDArray[np.int64], width: int
+    ) -> npt.NDArray[np.uint64]:
+        """Word `indices[m]` of row `rows[m]`, for many at once; rows are `width` words long. It is cheap where
+        a row is wanted again and again (which steps of clients do, at about the same time) or where indices
+        of one row follow each other.
+        """
+        found = np.empty(len(rows), dtype=np.uint64)
+        if not len(rows):
+            return found
+        order = np.argsort(rows, kind="stable")
+        in_order = rows[order]
+        first = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
+        for lo, hi in zip(first.tolist(), [*first[1:].tolist(), len(rows)], strict=True):
+            here, row = order[lo:hi], int(in_order[lo])
+            some = indices[here]
+            if width <= _WHOLE_ROW:
+                found[here] = self._whole_row(stream, row, width)[some]
+                continue
+            cuts = np.flatnonzero(np.diff(some) != 1) + 1  # runs of neighbours are drawn together
+            for run in np.split(np.arange(len(some)), cuts):
+                start = int(some[run[0]])
+                found[here[run]] = self.words(stream, row, start, start + len(run))
+        return found
+
+    def uniforms_at(
+        self, stream: str, rows: npt.NDArray[np.int64], indices: npt.NDArray[np.int64], width: int
+    ) -> FloatArray:
+        """The same uniforms as those of `uniforms`, for many addresses at once."""
+        uniforms = (self.words_at(stream, rows, indices, width) >> np.uint64(11)).astype(np.float64)
+        uniforms *= 2.0**-53
+        return uniforms
+
     def seed_for(self, stream: str, row: int = 0, lane: int = 0) -> int:
         """A 63-bit seed for a library that wants to keep its own generator."""
         return int(self.words(stream, row, 0, 1, lane)[0] >> np.uint64(1))
@@ -71,6 +109,18 @@ class Streams:
     def generator(self, stream: str, row: int = 0, lane: int = 0) -> np.random.Generator:
         """A numpy generator of its own, for set-up work such as partitions."""
         return np.random.Generator(np.random.Philox(self.seed_for(stream, row, lane)))
+
+    def _whole_row(self, stream: str, row: int, width: int) -> npt.NDArray[np.uint64]:
+        key = (stream, row)
+        kept = self._rows.get(key)
+        if kept is not None and len(kept) == width:
+            self._rows.move_to_end(key)
+            return kept
+        words = self._rows[key] = self.words(stream, row, 0, width)
+        self._kept_bytes += words.nbytes - (0 if kept is None else kept.nbytes)
+        while self._kept_bytes > _KEPT_BYTES:
+            self._kept_bytes -= self._rows.popitem(last=False)[1].nbytes
+        return words
 
     def _generator(self, stream: str) -> tuple[np.random.Philox, Any, npt.NDArray[np.uint64]]:
         if stream not in self._philox:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
-from asyncfed.network.weights import SendersShares, Shares
+from asyncfed.network.weights import Sends, SendersShares, Shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,22 +72,33 @@ class Tally:
         self._sends += 1
         self._steps += 1
 
-    def sent(self, client: int, weights: FloatArray, kept: float) -> None:
-        """One client sent: the weight of each of its links, 0 for those that are down."""
-        self._weight[self._network.first[client] : self._network.first[client + 1]] += weights
-        self._kept[client] += kept
-        self._sends[client] += 1
+    def sent(self, sends: Sends, weights: FloatArray, kept: FloatArray) -> None:
+        """Some sent: the weight of each of their messages, 0 where a link was down."""
+        np.add.at(self._weight, sends.edges, weights)
+        np.add.at(self._kept, sends.senders, kept)
+        np.add.at(self._sends, sends.senders, 1)
 
-    def absorbed(self, receiver: int, edges: IntArray) -> None:
-        """Messages reached a client over these edges, which all lead to it; an edge may occur repeatedly."""
-        assert (self._network.receivers[edges] == receiver).all(), "a client counts what reaches itself"
-        new = edges[self._absorbed[edges] == 0]
+    def stepped(self, clients: IntArray, edges: IntArray, at: IntArray) -> None:
+        """Some made steps, each client's in their order; message m came over `edges[m]` to the step at place
+        `at[m]`.
+        """
+        assert (self._network.receivers[edges] == clients[at]).all(), "a client counts what reaches itself"
+        order = np.argsort(clients, kind="stable")
+        own = clients[order]
+        first = np.flatnonzero(np.diff(own, prepend=-1))
+        number = np.empty(len(clients), dtype=np.int64)  # of its client's steps, each step
+        number[order] = self._steps[own] + 1 + np.arange(len(own)) - np.repeat(
+            first, np.diff(first, append=len(own))
+        )
+        np.add.at(self._steps, clients, 1)
+        new = self._absorbed[edges] == 0
+        fresh, its_step = edges[new], number[at[new]]
+        earliest = np.full(self._network.edges, np.iinfo(np.int64).max)
+        np.minimum.at(earliest, fresh, its_step)
+        at_once = fresh[its_step == earliest[fresh]]
+        np.add.at(self._first_messages, at_once, 1)
+        self._first_steps[fresh] = earliest[fresh]
         np.add.at(self._absorbed, edges, 1)
-        self._first_steps[new] = self._steps[receiver]
-        self._first_messages[new] = self._absorbed[new]
-
-    def stepped(self, client: int) -> None:
-        self._steps[client] += 1
 
     def expectations(self) -> Expectations:
         """The means so far; 0 for a link that carried nothing, and who never sent has kept everything."""
@@ -139,9 +150,8 @@ class DebiasedShares(SendersShares):
     def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
         return np.where(up, self._weights, 0.0), self._kept
 
-    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
-        lo, hi = self._network.first[sender], self._network.first[sender + 1]
-        return np.where(up, self._weights[lo:hi], 0.0), float(self._kept[sender])
+    def of_senders(self, sends: Sends, up: BoolArray) -> tuple[FloatArray, FloatArray]:
+        return np.where(up, self._weights[sends.edges], 0.0), self._kept[sends.senders]
 
     def expected(self) -> tuple[FloatArray, FloatArray]:
         return self._weights * self._network.probability, self._kept
@@ -164,7 +174,7 @@ class TransposedShares(SendersShares):
         weights, kept = self._shares.of_all(up)
         return weights[self._reverse], kept
 
-    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
+    def of_senders(self, sends: Sends, up: BoolArray) -> tuple[FloatArray, FloatArray]:
         raise ScenarioError(
             "exact recurrent backpropagation needs lockstep, for a client weighs what it receives by what it "
             "would send at the same step; use timing=Lockstep(), or HGP"

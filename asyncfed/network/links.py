@@ -10,9 +10,8 @@ number here, in the problem, in the metrics and in the trace.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,6 @@ class Network:
     draw: IntArray
     first: IntArray  # edges first[i]:first[i + 1] leave client i
     server: int | None = None
-    _rows: OrderedDict[tuple[int, int], FloatArray] = field(default_factory=OrderedDict, repr=False)
 
     @property
     def edges(self) -> int:
@@ -81,14 +79,14 @@ class Network:
         """δ(t) for every edge."""
         if self.directed:
             return streams.below("links", step, 0, self._chances)
-        return self._pair_uniforms(streams, step)[self.draw] < self.probability
+        return streams.uniforms("links", step, 0, self.edges)[self.draw] < self.probability
 
-    def up_from(self, streams: Streams, sender: int, step: int) -> BoolArray:
-        """δ for the links of one sender at its step: the same draws as `up`."""
-        lo, hi = int(self.first[sender]), int(self.first[sender + 1])
+    def up_of(self, streams: Streams, edges: IntArray, steps: IntArray) -> BoolArray:
+        """δ of edge `edges[m]` at step `steps[m]` of its sender: the same draws as `up`."""
         if self.directed:
-            return streams.below("links", step, lo, self._chances[lo:hi])
-        return self._pair_uniforms(streams, step)[self.draw[lo:hi]] < self.probability[lo:hi]
+            return streams.words_at("links", steps, edges, self.edges) <= self._chances[edges]
+        uniforms = streams.uniforms_at("links", steps, self.draw[edges], self.edges)
+        return uniforms < self.probability[edges]
 
     def lost(self, streams: Streams, step: int, lo: int = 0, hi: int | None = None) -> BoolArray:
         """Which messages are lost on the way, were they sent at that step of their sender."""
@@ -97,14 +95,26 @@ class Network:
             return np.zeros(hi - lo, dtype=np.bool_)
         return streams.uniforms("loss", step, lo, hi) < self.loss[lo:hi]
 
-    def latencies(self, streams: Streams, step: int, lo: int, hi: int) -> FloatArray:
+    def lost_of(self, streams: Streams, edges: IntArray, steps: IntArray) -> BoolArray:
+        """The same draws, for some edges at steps of their senders."""
+        if self.lossless:
+            return np.zeros(len(edges), dtype=np.bool_)
+        return streams.uniforms_at("loss", steps, edges, self.edges) < self.loss[edges]
+
+    @cached_property
+    def prompt(self) -> bool:
+        """Whether every message takes the same time on its link, whatever else is on it."""
+        return bool(np.isinf(self.bandwidth).all()) and all(isinstance(d, Constant) for d in self.latency)
+
+    def latencies_of(self, streams: Streams, edges: IntArray, steps: IntArray) -> FloatArray:
+        """How long messages are on the way, once they have left."""
         if len(self.latency) == 1 and isinstance(self.latency[0], Constant):
-            return np.full(hi - lo, self.latency[0].value)
-        u = streams.uniforms("latency", step, lo, hi)
+            return np.full(len(edges), self.latency[0].value)
+        u = streams.uniforms_at("latency", steps, edges, self.edges)
         if len(self.latency) == 1:
             return self.latency[0].quantile(u)
-        result = np.empty(hi - lo)
-        kinds = self.latency_of[lo:hi]
+        result = np.empty(len(edges))
+        kinds = self.latency_of[edges]
         for kind in np.unique(kinds):
             here = kinds == kind
             result[here] = self.latency[kind].quantile(u[here])
@@ -131,16 +141,6 @@ class Network:
             first,
             self.server,
         )
-
-    def _pair_uniforms(self, streams: Streams, step: int) -> FloatArray:
-        # A pair's two directions stand apart in the edge order, so a whole row is drawn and kept for
-        # the other senders.
-        key = (streams.seed, step)
-        if key not in self._rows:
-            if len(self._rows) >= 32:
-                self._rows.popitem(last=False)
-            self._rows[key] = streams.uniforms("links", step, 0, self.edges)
-        return self._rows[key]
 
 
 def compile_network(

@@ -20,6 +20,9 @@ import numpy as np
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 
 
+NO_NODES: IntArray = np.zeros(0, dtype=np.int64)
+
+
 class Status(IntEnum):
     """What became of a potential message."""
 
@@ -28,6 +31,7 @@ class Status(IntEnum):
     LINK_DOWN = 2
     IN_FLIGHT = 3
     LATE = 4  # it arrived when the receiver had stopped waiting, and was dropped
+    CARRIED = 5  # it was lost, and what it held came with a later message on its link
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +112,9 @@ class Wave:
     time: float  # when the last of these steps starts
     part: int = 0  # which of the parts that were opened they are steps of
     readers: int | None = None  # how many nodes may ever absorb what these emit; None where it may be any
+    elapsed: FloatArray | None = None  # among peers: since a node began its previous step; 0 for its first
+    reborn: IntArray = field(default_factory=lambda: NO_NODES)  # nodes that have forgotten everything before they absorb
+    leaving: IntArray = field(default_factory=lambda: NO_NODES)  # nodes that compute nothing and hand over what they hold
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,7 @@ class Snapshot:
     part: int = 0
     unrecorded: Unrecorded = field(default_factory=Unrecorded)
     rounds: int | None = None  # of the server, where there is one
+    empty: IntArray = field(default_factory=lambda: NO_NODES)  # nodes that have nothing: they are judged by what everybody began with
 
 
 class Recorder(Protocol):
@@ -172,12 +180,11 @@ class Conversation:
     first_step: int = 0
     started_at: float = 0.0
     part: int = 0
+    conserves: bool = False  # whether its sums are wrong where something is lost for good
+    recovers: bool = False  # whether what is lost on a link comes with the next message that gets through
 
 
 class Schedule(Protocol):
     """One part of a run, as waves and snapshots; the last thing it yields is the final snapshot."""
 
     def __iter__(self) -> Iterator[Wave | Snapshot]: ...
-
-
-NO_NODES: IntArray = np.zeros(0, dtype=np.int64)

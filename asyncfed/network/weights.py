@@ -15,9 +15,10 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
-from asyncfed.network.links import BoolArray, FloatArray, Network
+from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
 from asyncfed.registry import register
 
 _TOLERANCE = 1e-9
@@ -39,14 +40,34 @@ class Shares(Protocol):
     def of_all(self, up: BoolArray) -> tuple[FloatArray, FloatArray]:
         """(weight of each edge, weight each client keeps) for the links that are up; those down weigh 0."""
 
-    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
-        """The same for one sender's links."""
+    def of_senders(self, sends: Sends, up: BoolArray) -> tuple[FloatArray, FloatArray]:
+        """(weight of each message, weight each sender keeps), for some sends at any times."""
 
-    def of_receiver(self, messages: int) -> float:
+    def of_receiver(self, messages: IntArray) -> FloatArray:
         """What each of so many messages weighs at its receiver, and what it holds itself as well."""
 
     def expected(self) -> tuple[FloatArray, FloatArray]:
         """The mean of what `of_all` gives, over which links are up. A loss on the way plays no part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sends:
+    """Of some senders (one may be among them repeatedly) all links, those of one send together."""
+
+    senders: IntArray
+    of: IntArray  # of each message: which of the sends it belongs to
+    edges: IntArray
+
+    @classmethod
+    def by(cls, network: Network, senders: IntArray) -> Sends:
+        first, degree = network.first[senders], np.diff(network.first)[senders]
+        of = np.repeat(np.arange(len(senders)), degree)
+        ends = np.cumsum(degree)
+        return cls(senders, of, np.arange(len(of)) + np.repeat(first - (ends - degree), degree))
+
+    def sums(self, values: npt.NDArray[Any]) -> FloatArray:
+        """Of the messages of each send."""
+        return np.bincount(self.of, values, minlength=len(self.senders)).astype(np.float64)
 
 
 Mixing: TypeAlias = tuple[tuple[tuple[str, ...], Shares], ...]
@@ -58,7 +79,7 @@ class SendersShares:
 
     by_receiver = False
 
-    def of_receiver(self, messages: int) -> float:
+    def of_receiver(self, messages: IntArray) -> FloatArray:
         raise AssertionError("these weights are the sender's")
 
 
@@ -152,10 +173,10 @@ class PullShares:
         keep: FloatArray = 1.0 / (1.0 + arrived.astype(np.float64))
         return keep[self._network.receivers] * up, keep
 
-    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
+    def of_senders(self, sends: Sends, up: BoolArray) -> tuple[FloatArray, FloatArray]:
         raise AssertionError("these weights are the receiver's")
 
-    def of_receiver(self, messages: int) -> float:
+    def of_receiver(self, messages: IntArray) -> FloatArray:
         return 1.0 / (1.0 + messages)
 
     def expected(self) -> tuple[FloatArray, FloatArray]:
@@ -179,9 +200,9 @@ class _UniformShares(SendersShares):
         keep = 1.0 / (1.0 + np.diff(before[self._network.first]))
         return keep[self._network.senders] * up, keep
 
-    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
-        keep = 1.0 / (1.0 + float(np.count_nonzero(up)))
-        return np.where(up, keep, 0.0), keep
+    def of_senders(self, sends: Sends, up: BoolArray) -> tuple[FloatArray, FloatArray]:
+        keep = 1.0 / (1.0 + sends.sums(up))
+        return keep[sends.of] * up, keep
 
     def expected(self) -> tuple[FloatArray, FloatArray]:
         # With S other links up, E[1/(a + S)] is the integral of t^(a-1) E[t^S] over t from 0 to 1, and E[t^S]
@@ -214,12 +235,9 @@ class _FixedShares(SendersShares):
         given = np.bincount(self._network.senders, weights, minlength=self._network.n)
         return weights, 1.0 - given.astype(np.float64)
 
-    def of_sender(self, sender: int, up: BoolArray) -> tuple[FloatArray, float]:
-        lo, hi = self._network.first[sender], self._network.first[sender + 1]
-        weights = np.where(up, self._weights[lo:hi], 0.0)
-        return weights, 1.0 - float(
-            np.bincount(np.zeros(len(weights), dtype=np.int64), weights, minlength=1)[0]
-        )
+    def of_senders(self, sends: Sends, up: BoolArray) -> tuple[FloatArray, FloatArray]:
+        weights = np.where(up, self._weights[sends.edges], 0.0)
+        return weights, 1.0 - sends.sums(weights)
 
     def expected(self) -> tuple[FloatArray, FloatArray]:
         weights = self._weights * self._network.probability

@@ -60,16 +60,28 @@ class Wire:
             return up, up
         return up, up & ~self.network.lost(self._streams, step)
 
-    def up_from(self, sender: int, step: int) -> BoolArray:
-        """Which of a sender's links are up at its step."""
-        return self.network.up_from(self._streams, sender, step)
+    def up_of(self, edges: IntArray, steps: IntArray) -> BoolArray:
+        """Which of these links are up, each at a step of its sender."""
+        return self.network.up_of(self._streams, edges, steps)
 
-    def send_from(self, sender: int, step: int, up: BoolArray, now: float, size: int) -> Fates:
-        """One message to each receiver of a sender whose link is `up`."""
+    def send_many(
+        self, edges: IntArray, steps: IntArray, up: BoolArray, at: FloatArray, size: int, turn: IntArray
+    ) -> Fates:
+        """A message on each edge that is `up`, handed over at times `at`. An edge may be named repeatedly:
+        `turn` counts how often it was before.
+        """
         network = self.network
-        lo, hi = int(network.first[sender]), int(network.first[sender + 1])
-        goes = up if network.lossless else up & ~network.lost(self._streams, step, lo, hi)
-        return Fates(up, goes, self._arrivals(slice(lo, hi), up, goes, now, size, step))
+        goes = up if network.lossless else up & ~network.lost_of(self._streams, edges, steps)
+        if self._instant:
+            return Fates(up, goes, at)
+        latency = network.latencies_of(self._streams, edges, steps)
+        if network.prompt:  # nothing waits, and nothing overtakes
+            return Fates(up, goes, at + latency)
+        arrives = np.empty(len(edges))
+        for number in range(int(turn.max(initial=-1)) + 1):
+            now = np.flatnonzero(turn == number)
+            arrives[now] = self._arrivals(edges[now], up[now], goes[now], at[now], size, latency[now])
+        return Fates(up, goes, arrives)
 
     def send(self, edges: IntArray, attempt: int, at: FloatArray, size: IntArray | int) -> Fates:
         """A message on each of some edges, handed over at times `at`."""
@@ -79,7 +91,8 @@ class Wire:
         goes = up if self._arriving is self._links_up else self._arriving[edges]
         if self._instant:
             return Fates(up, goes, at)
-        return Fates(up, goes, self._arrivals(edges, up, goes, at, size, attempt))
+        latency = self.network.latencies_of(self._streams, edges, np.full(len(edges), attempt))
+        return Fates(up, goes, self._arrivals(edges, up, goes, at, size, latency))
 
     def state(self, edges: IntArray) -> tuple[FloatArray, FloatArray]:
         """What these links remember of the messages before, for `restore`."""
@@ -91,20 +104,16 @@ class Wire:
 
     def _arrivals(
         self,
-        edges: IntArray | slice,
+        edges: IntArray,
         up: BoolArray,
         goes: BoolArray,
-        at: FloatArray | float,
+        at: FloatArray,
         size: IntArray | int,
-        row: int,
+        latency: FloatArray,
     ) -> FloatArray:
         network = self.network
         leaves: FloatArray = np.maximum(at, self._busy[edges]) + size / network.bandwidth[edges]
         self._busy[edges] = np.where(up, leaves, self._busy[edges])
-        if isinstance(edges, slice):
-            latency = network.latencies(self._streams, row, edges.start, edges.stop)
-        else:
-            latency = network.latencies(self._streams, row, 0, network.edges)[edges]
         arrives: FloatArray = leaves + latency
         if self._any_ordered:
             newest = self._newest[edges]

@@ -8,53 +8,35 @@ push-sum sender would bleed to death), but what was on its way still reaches it.
 
 Everything happens in the order (time, kind, client), a total order, in which sending comes before looking and
 looking before starting, so that a message without delay is absorbed by a step that starts at the same
-instant. One pass over a heap decides everything. The steps of a window of this order are then grouped into
-waves by depth: a step stands one deeper than the deepest step it absorbs from. The window bounds how far
-ahead fast clients may run. A step that has not ended when somebody looks is handed out after the look: until
-it ends, its client is judged by what the step began from.
+instant. Nobody's clock waits for a message (`paces`), so there is no queue of events: the steps of a whole
+window of time are drawn, then all that they send, and then every message is given to the first step of its
+receiver that starts after it has arrived. The window bounds how far ahead fast clients may run. Only while
+somebody waits for a first message, because it has come back with nothing, a window ends with the first
+sending.
+
+Steps are handed out as waves, by depth: a step stands one deeper than the deepest step it absorbs from. A
+step that has not ended when somebody looks is handed out after the look: until it ends, its client is judged
+by what the step began from.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import repeat
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 
-from asyncfed.network.distributions import Constant, Distribution, Table
+from asyncfed.network.distributions import Distribution, Table
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
-from asyncfed.network.serials import SerialTable
-from asyncfed.network.waves import Absorption, Conversation, Snapshot, Status, Sums, Unrecorded, Wave
-from asyncfed.network.weights import Mixing
+from asyncfed.network.presence import Attendance
+from asyncfed.network.schedules.handing_out import Absorbed, Decided, HandingOut, in_rows
+from asyncfed.network.schedules.mail import Letters, RunningSums, joined_letters, no_letters
+from asyncfed.network.schedules.paces import Paces, Steps, joined_steps, no_steps
+from asyncfed.network.waves import Conversation, Snapshot, Status, Unrecorded, Wave
+from asyncfed.network.weights import Mixing, Sends
 from asyncfed.network.wire import Wire
 from asyncfed.rng import Streams
-
-_SEND, _LOOK, _START = 0, 1, 2
-
-# A message on its way, or waiting in the receiver's mailbox; a tuple, for there are very many:
-# (sender, step, arrives, payload, sent, edge, a weight by each of the sender's shares).
-_Letter: TypeAlias = tuple[int, int, float, int, float, int, tuple[float, ...]]
-# What a step takes in: payloads, their senders, and their weights by each of the shares.
-_Absorbed: TypeAlias = tuple[IntArray, IntArray, tuple[FloatArray, ...]]
-
-
-@dataclass(slots=True)
-class _Event:
-    """A client step that has been decided but not yet handed out."""
-
-    client: int
-    step: int
-    serial: int
-    depth: int
-    absorbed: _Absorbed
-    messages: int
-    started: float
-    ended: float
 
 
 class PacedSchedule:
@@ -71,303 +53,333 @@ class PacedSchedule:
         compute: Distribution | Table,
         factors: FloatArray,
         horizon: float | None,
+        attendance: Attendance | None = None,
         tally: Tally | None = None,
     ) -> None:
-        self._wire, self._mixing, self._streams, self._tally = wire, mixing, streams, tally
-        self._talk, self._every = talk, snapshot_every
-        self._compute, self._factors, self._horizon = compute, factors, horizon
+        self._wire, self._mixing, self._tally = wire, mixing, tally
+        self._talk, self._every, self._horizon = talk, snapshot_every, horizon
+        self._attendance = attendance
         network = self._network = wire.network
         n = network.n
         self._window = max(64, 2 * n)
-        self._mailbox: list[list[_Letter]] = [[] for _ in range(n)]
-        # Each client's last payload and the share of it that it holds (all of it until it sends).
-        whole = tuple(1.0 for _ in mixing)
-        self._whole = whole
-        self._own: list[tuple[int, tuple[float, ...]] | None] = [None] * n
-        self._at_work: list[_Event | None] = [None] * n
-        self._left = np.full(n, np.inf)  # when each client made its last step
-        self._done = np.full(n, talk.first_step, dtype=np.int64)  # steps begun
-        # Of each payload: absorptions to come (the sender's own included), the depth of the step that emitted
-        # it, and of the deepest one that absorbs it.
-        self._payloads = SerialTable("pending", "depth", "last_use")
-        self._next_serial = talk.first_step * n
-        self._floor = 0
-        self._events: list[_Event] = []
-        self._freed: list[tuple[int, int]] = []  # (wave depth, payload)
+        hands_over = attendance is not None and attendance.hands_over and talk.conserves
+        self._paces = Paces(
+            streams, compute, factors, started_at=np.full(n, talk.started_at), first_step=talk.first_step,
+            steps=talk.steps, horizon=horizon, attendance=attendance, hands_over=hands_over,
+        )  # fmt: skip
+        self._handing_out = HandingOut(talk.first_step * n, talk.part, tuple(names for names, _ in mixing))
+        self._mailbox = no_letters(len(mixing))
+        self._running_sums = RunningSums(len(mixing)) if talk.recovers else None
+        # Each client's last payload, and the share of it that it holds by each of the weights.
+        self._own = np.full(n, -1, dtype=np.int64)
+        self._kept = np.ones((n, len(mixing)))
+        self._begun = np.full(n, talk.first_step, dtype=np.int64)  # steps
+        self._at_work, self._its_payload = no_steps(), np.zeros(0, dtype=np.int64)  # steps that have not ended
+        self._end = talk.started_at  # of the last step
 
     def __iter__(self) -> Iterator[Wave | Snapshot]:
-        talk = self._talk
-        clients = range(self._network.n) if talk.steps else ()
-        queue = [(talk.started_at, _START, client) for client in clients]
-        looks = 0
-        next_look = end = talk.started_at
-        if queue:
-            heapq.heappush(queue, (talk.started_at, _LOOK, 0))
-        while len(queue) > 1:
-            now, kind, client = heapq.heappop(queue)
-            if kind == _LOOK:
-                if self._horizon is None or now < self._horizon:  # at the horizon comes the final one
-                    yield from self._flush(now)
-                    yield self._snapshot(now, final=False)
-                looks += 1
-                next_look = talk.started_at + looks * self._every
-                heapq.heappush(queue, (next_look, _LOOK, 0))
-            elif kind == _START:
-                step = int(self._done[client])
-                ended = now + self._duration(client, step)
-                if self._horizon is not None and ended > self._horizon:
-                    continue
-                if len(self._events) >= self._window and self._events[-1].started < now:
-                    yield from self._flush(next_look)
-                self._start(client, step, now, ended)
-                end = max(end, ended)
-                heapq.heappush(queue, (ended, _SEND, client))
-            else:
-                step = int(self._done[client]) - 1
-                last = step + 1 == talk.first_step + talk.steps
-                if last:
-                    self._left[client] = now
-                self._send(client, step, now)
-                if not last:
-                    heapq.heappush(queue, (now, _START, client))
+        start = self._talk.started_at
+        horizon = np.inf if self._horizon is None else self._horizon
+        looks, next_look, now = 0, start, -np.inf
+        while self._going_on(now):
+            now = self._decide(next_look)
+            yield from self._flush(next_look)
+            if now < next_look or not self._going_on(now):
+                continue
+            if now < horizon:  # at the horizon comes the final one
+                yield self._snapshot(now, final=False)
+            looks += 1
+            next_look = start + looks * self._every
         yield from self._flush(np.inf)
-        yield self._snapshot(end if self._horizon is None else self._horizon, final=True)
+        yield self._snapshot(self._end if self._horizon is None else self._horizon, final=True)
 
-    def _duration(self, client: int, step: int) -> float:
-        compute = self._compute
-        if isinstance(compute, Table):
-            row = compute.rows[client]
-            drawn = row[step % len(row)]
-        elif isinstance(compute, Constant):
-            drawn = compute.value
-        else:
-            drawn = float(compute.quantile(self._streams.uniforms("compute", step, client, client + 1))[0])
-        return drawn * float(self._factors[client])
+    def _going_on(self, now: float) -> bool:
+        """Whether a step is to begin at that time or later, or to end."""
+        return bool(len(self._at_work)) or self._paces.going_on(now) or self._next_waking() < np.inf
 
-    # --- starting and absorbing ----------------------------------------------------------------------
+    # --- a window of time ----------------------------------------------------------------------------
 
-    def _start(self, client: int, step: int, now: float, ended: float) -> None:
-        letters = self._take_arrived(client, now)
-        if self._tally is not None and self._all_here(client, now):
-            self._tally.stepped(client)
-            self._tally.absorbed(client, np.array([letter[5] for letter in letters], dtype=np.int64))
-        absorbed = self._absorb(client, letters)
-        sources, payloads = absorbed[0], self._payloads
-        depth = 1 + max(self._floor, int(payloads.get("depth", sources).max(initial=0)))
-        self._record_arrived(client, step, letters, Status.DELIVERED)
-        pending = payloads.get("pending", sources) - 1
-        last_use = np.maximum(payloads.get("last_use", sources), depth)
-        payloads.set("pending", sources, pending)
-        payloads.set("last_use", sources, last_use)
-        over = pending == 0
-        if over.any():
-            self._freed.extend(zip(last_use[over].tolist(), sources[over].tolist(), strict=True))
-            payloads.forget(sources[over])
-        serial = self._next_serial
-        self._next_serial += 1
-        payloads.add(np.array([serial]), pending=1, depth=depth, last_use=depth)
-        self._own[client] = (serial, self._whole)
-        event = _Event(client, step, serial, depth, absorbed, len(letters), now, ended)
-        self._events.append(event)
-        self._at_work[client] = event
-        self._done[client] = step + 1
+    def _decide(self, before: float) -> float:
+        """What begins before a time, and what is sent by then; returns the time, which may be an earlier one.
+        """
+        paces, at_work = self._paces, self._at_work
+        waking = self._next_waking() if np.isfinite(paces.hollow).any() else None
+        if waking is not None:  # what is sent may wake somebody: no further than to the next sending
+            before = min(before, waking, float(at_work.ended.min(initial=np.inf)))
+        new, until = paces.window(before, self._window, singly=waking is not None)
+        emits = self._handing_out.number(len(new))
+        steps = joined_steps([at_work, new])
+        order = np.lexsort((steps.started, steps.client))
+        steps, payload = steps.at(order), np.concatenate([self._its_payload, emits])[order]
+        first = np.diff(steps.client, prepend=-1) != 0  # of its client's steps
+        sending = np.flatnonzero(steps.ended <= until)
+        kept = np.ones((len(order), len(self._mixing)))
+        sent, kept[sending] = self._send(steps.at(sending), payload[sending])
+        own, share = np.roll(payload, 1), np.roll(kept, 1, axis=0)  # of the step before
+        own[first], share[first] = self._own[steps.client[first]], self._kept[steps.client[first]]
+        forgotten = steps.reborn & (order >= len(at_work)) & (own >= 0)
+        self._handing_out.lost(own[forgotten])
+        own[forgotten] = -1
+        last = np.append(first[1:], True) if len(first) else first
+        self._own[steps.client[last]] = payload[last]
+        self._kept[steps.client[last]] = kept[last]
+        self._kept[steps.client[last & steps.leaving]] = 1.0  # to be judged by
+        self._begun[new.client] = np.maximum(self._begun[new.client], new.step + 1)
+        place = np.argsort(order)[len(at_work) :]
+        self._absorb(new, emits, own[place], share[place], joined_letters([self._mailbox, sent]), until)
+        working = np.flatnonzero(steps.ended > until)
+        self._at_work, self._its_payload = steps.at(working), payload[working]
+        if len(new):
+            self._end = max(self._end, float(new.ended.max()))
+        if waking is not None and waking <= until:
+            self._wake(waking)
+        return until
 
-    def _take_arrived(self, client: int, now: float) -> list[_Letter]:
-        box = self._mailbox[client]
-        arrived = [letter for letter in box if letter[2] <= now]
-        self._mailbox[client] = (
-            [letter for letter in box if letter[2] > now] if len(arrived) < len(box) else []
-        )
-        arrived.sort()  # by sender, then step
-        return arrived
+    def _next_waking(self) -> float:
+        """When a message reaches somebody who has nothing, as far as is known."""
+        box = self._mailbox
+        waits = box.arrives >= self._paces.hollow[box.receiver]
+        return float(box.arrives[waits].min(initial=np.inf))
 
-    def _all_here(self, client: int, now: float) -> bool:
-        """Whether none of those it sends to has left: what it sees after that says nothing of its links."""
-        lo, hi = int(self._network.first[client]), int(self._network.first[client + 1])
-        return bool((self._left[self._network.receivers[lo:hi]] >= now).all())
-
-    def _absorb(self, client: int, letters: list[_Letter]) -> _Absorbed:
-        """In the order of senders, the client's own payload among them."""
-        own = self._own[client]
-        serials = [letter[3] for letter in letters]
-        senders = [letter[0] for letter in letters]
-        place = -1
-        if own is not None:
-            place = bisect_left(senders, client)
-            serials.insert(place, own[0])
-            senders.insert(place, client)
-        weights = []
-        for channel, (_, shares) in enumerate(self._mixing):
-            if shares.by_receiver:
-                column = [shares.of_receiver(len(letters))] * len(serials)
-            else:
-                column = [letter[6][channel] for letter in letters]
-                if own is not None:
-                    column.insert(place, own[1][channel])
-            weights.append(np.array(column, dtype=np.float64))
-        return np.array(serials, dtype=np.int64), np.array(senders, dtype=np.int64), tuple(weights)
+    def _wake(self, now: float) -> None:
+        box = self._mailbox
+        here = (box.arrives == now) & (now >= self._paces.hollow[box.receiver])
+        for client in np.unique(box.receiver[here]).tolist():
+            self._paces.wake(client, now)
 
     # --- sending -------------------------------------------------------------------------------------
 
-    def _send(self, client: int, step: int, now: float) -> None:
+    def _send(self, steps: Steps, serials: IntArray) -> tuple[Letters, FloatArray]:
+        """Messages of steps that have ended, those of a client in order: what gets through, and the shares
+        that senders keep.
+        """
         network, talk = self._network, self._talk
-        self._at_work[client] = None
-        lo, hi = int(network.first[client]), int(network.first[client + 1])
-        receivers = network.receivers[lo:hi]
-        present: BoolArray = self._left[receivers] >= now
-        up = self._wire.up_from(client, step) & present
-        shared = [
-            (up.astype(np.float64), 1.0) if shares.by_receiver else shares.of_sender(client, up)
-            for _, shares in self._mixing
-        ]
-        weights = shared[0][0]
-        if self._tally is not None and present.all():
-            self._tally.sent(client, weights, shared[0][1])
-        own = self._own[client]
-        assert own is not None, "who sends has made a step"
-        serial = own[0]
-        self._own[client] = (serial, tuple(kept for _, kept in shared))
-        if hi == lo:
-            return
-        fates = self._wire.send_from(client, step, up, now, talk.message_bytes)
-        going = np.flatnonzero(fates.goes)
-        self._payloads.set("pending", np.array([serial]), 1 + len(going))
-        letters = zip(
-            repeat(client),
-            repeat(step),
-            fates.arrives[going].tolist(),
-            repeat(serial),
-            repeat(now),
-            (lo + going).tolist(),
-            zip(*(own_weights[going].tolist() for own_weights, _ in shared), strict=True),
-            strict=False,
-        )
-        mailbox = self._mailbox
-        for receiver, letter in zip(receivers[going].tolist(), letters, strict=False):
-            mailbox[receiver].append(letter)
-        failed = np.flatnonzero(~fates.goes & present)
-        if len(failed):
-            self._wire.record(
-                client,
-                receivers[failed],
-                fates.status[failed],
-                step=step,
-                sent_at=now,
-                arrived_at=np.nan,
-                absorbed_step=-1,
-                weight=0.0 if self._mixing[0][1].by_receiver else weights[failed],
-                bytes=talk.message_bytes,
-                phase=talk.phase,
-                kind=talk.kind,
-            )
+        sends = Sends.by(network, steps.client)
+        of, edges, at, step = sends.of, sends.edges, steps.ended[sends.of], steps.step[sends.of]
+        receivers = network.receivers[edges]
+        here = self._paces.left[receivers] >= at
+        up = self._wire.up_of(edges, step) & here
+        if self._attendance is not None:
+            up &= self._attendance.uptimes.on(receivers, at)
+        weights, kept = np.empty((len(edges), len(self._mixing))), np.empty((len(steps), len(self._mixing)))
+        for channel, (_, shares) in enumerate(self._mixing):
+            if shares.by_receiver:
+                weights[:, channel], kept[:, channel] = up, 1.0
+            else:
+                weights[:, channel], kept[:, channel] = shares.of_senders(sends, up)
+        if steps.leaving.any():
+            self._hand_over(steps, sends, up, weights, kept)
+        if self._tally is not None:
+            self._count_sent(steps, sends, weights[:, 0], kept[:, 0])
+        turn = _turns(steps.client)[of]
+        fates = self._wire.send_many(edges, step, up, at, talk.message_bytes, turn)
+        goes = fates.goes
+        if self._attendance is not None:
+            goes = goes & self._attendance.uptimes.on(receivers, fates.arrives)
+        letters = Letters(
+            steps.client[of], receivers, edges, step, serials[of], at, fates.arrives,
+            np.zeros(len(edges), dtype=np.bool_), weights,
+        )  # fmt: skip
+        self._record(letters.at(here & ~up), int(Status.LINK_DOWN), -1)
+        if self._running_sums is None:
+            self._record(letters.at(up & ~goes), int(Status.LOST), -1)
+            self._handing_out.sent(serials, np.bincount(of[goes], minlength=len(steps)))
+            return letters.at(goes), kept
+        self._handing_out.sent(serials, np.bincount(of[up], minlength=len(steps)))
+        sent = np.flatnonzero(up)
+        carried, forgotten = self._running_sums.carry(letters.at(sent), goes[sent], steps.since[of[sent]])
+        self._lose(forgotten)
+        return joined_letters([letters.at(goes), carried]), kept
 
-    def _record_arrived(
-        self, receiver: int, absorbed_step: int, letters: list[_Letter], status: Status
+    def _hand_over(
+        self, steps: Steps, sends: Sends, up: BoolArray, weights: FloatArray, kept: FloatArray
     ) -> None:
-        if not letters:
-            return
-        senders, steps, arrives, _, sent, _, weights = zip(*letters, strict=True)
-        first = self._mixing[0][1]
-        if not first.by_receiver:
-            weight = np.array([own[0] for own in weights])
-        else:  # who has not received a message has not weighed it
-            known = status == Status.DELIVERED
-            weight = np.full(len(letters), first.of_receiver(len(letters)) if known else np.nan)
-        self._wire.record(
-            np.array(senders, dtype=np.int64),
-            receiver,
-            int(status),
-            step=np.array(steps, dtype=np.int64),
-            sent_at=np.array(sent),
-            arrived_at=np.array(arrives),
-            absorbed_step=absorbed_step,
-            weight=weight,
-            bytes=self._talk.message_bytes,
-            phase=self._talk.phase,
-            kind=self._talk.kind,
-        )
+        """Who leaves for good gives everything to those it reaches, all the same; reaching nobody, it is lost
+        with all it holds.
+        """
+        reached = sends.sums(up)
+        goes = steps.leaving & (reached > 0)
+        going = goes[sends.of]
+        weights[going] = (up[going] / reached[sends.of[going]])[:, None]
+        kept[goes] = 0.0
 
-    # --- handing out ---------------------------------------------------------------------------------
+    def _count_sent(self, steps: Steps, sends: Sends, weights: FloatArray, kept: FloatArray) -> None:
+        assert self._tally is not None
+        counted = self._first_to_leave[steps.client] >= steps.ended
+        if counted.all():
+            self._tally.sent(sends, weights, kept)
+        else:
+            some = Sends.by(self._network, steps.client[counted])
+            self._tally.sent(some, weights[counted[sends.of]], kept[counted])
+
+    @property
+    def _first_to_leave(self) -> FloatArray:
+        """When the first of those whom each client sends to leaves: what it sees after that says nothing of
+        its links.
+        """
+        network, left = self._network, np.full(self._network.n, np.inf)
+        np.minimum.at(left, network.senders, self._paces.left[network.receivers])
+        return left
+
+    # --- absorbing -----------------------------------------------------------------------------------
+
+    def _absorb(
+        self, steps: Steps, emits: IntArray, own: IntArray, share: FloatArray, letters: Letters, until: float
+    ) -> None:
+        """Give every message to the first step of its receiver that starts after it has arrived."""
+        place = _first_after(steps, letters, until)
+        self._mailbox = letters.at(place < 0)
+        taken = np.flatnonzero(place >= 0)
+        if not len(steps):
+            return
+        letters, place = letters.at(taken), place[taken]
+        gone = letters.arrives < steps.since[place]  # it reached one who has forgotten it since
+        if gone.any():
+            self._lose(letters.at(gone))
+            letters, place = letters.at(~gone), place[~gone]
+        messages = np.bincount(place[~letters.carried], minlength=len(steps))
+        if self._tally is not None:
+            counted = self._first_to_leave[steps.client] >= steps.started
+            number = np.cumsum(counted) - 1
+            seen = counted[place] & ~letters.carried
+            self._tally.stepped(steps.client[counted], letters.edge[seen], number[place[seen]])
+        absorbed = self._together(steps.client, steps.step, own, share, letters, place, messages)
+        self._record(letters, _arrived(letters), steps.step[place], messages[place])
+        self._handing_out.decide(Decided(steps, emits, messages, absorbed))
+
+    def _together(
+        self,
+        clients: IntArray,
+        steps: IntArray,
+        own: IntArray,
+        share: FloatArray,
+        letters: Letters,
+        place: IntArray,
+        messages: IntArray,
+    ) -> Absorbed:
+        """What clients take in, each in the order of senders and of their steps, its own payload among them.
+        """
+        have = np.flatnonzero(own >= 0)
+        row = np.concatenate([place, have])
+        weights = np.concatenate([letters.weights, share[have]])
+        carried = np.concatenate([letters.carried, np.zeros(len(have), dtype=np.bool_)])
+        for channel, (_, shares) in enumerate(self._mixing):
+            if shares.by_receiver:
+                weights[:, channel] = np.where(carried, 0.0, shares.of_receiver(messages)[row])
+        sources, senders = np.concatenate([letters.serial, own[have]]), np.concatenate([letters.sender, clients[have]])
+        order = np.lexsort((np.concatenate([letters.step, steps[have] - 1]), senders))
+        return in_rows(len(clients), row[order], sources[order], senders[order], weights[order])
+
+    # --- handing out and looking ---------------------------------------------------------------------
 
     def _flush(self, until: float) -> Iterator[Wave]:
-        """The steps that have ended by then, as waves; the others wait."""
-        events = [event for event in self._events if event.ended <= until]
-        if not events:
-            return
-        waiting = [event for event in self._events if event.ended > until]
-        self._wire.record_steps(
-            np.array([e.client for e in events]),
-            step=np.array([e.step for e in events]),
-            started_at=np.array([e.started for e in events]),
-            ended_at=np.array([e.ended for e in events]),
-            absorbed=np.array([e.messages for e in events]),
-            phase=self._talk.phase,
-        )
-        waves: dict[int, list[_Event]] = {}
-        for event in events:
-            waves.setdefault(event.depth, []).append(event)
-        first, self._floor = self._floor + 1, max(waves)
-        freed, self._freed = self._freed, []
-        self._put_off(waiting, {serial for _, serial in freed})
-        needed = {serial for event in waiting for serial in event.absorbed[0].tolist()}
-        released: dict[int, list[int]] = {}
-        for depth, serial in freed:
-            if serial in needed:
-                self._freed.append((self._floor + 1, serial))
-            else:
-                released.setdefault(min(max(depth, first), self._floor), []).append(serial)
-        self._events = waiting
-        for depth in sorted(waves):
-            wave = sorted(waves[depth], key=lambda event: event.client)
-            yield Wave(
-                self._absorption([e.client for e in wave], [e.absorbed for e in wave]),
-                np.array([e.step for e in wave], dtype=np.int64),
-                np.array([e.serial for e in wave], dtype=np.int64),
-                np.array(sorted(released.get(depth, [])), dtype=np.int64),
-                max(e.started for e in wave),
-                self._talk.part,
-            )
-
-    def _put_off(self, waiting: list[_Event], freed: set[int]) -> None:
-        """Steps that come after the waves handed out now stand deeper than all of these. (They need nothing
-        of one another: none of them has ended, so none has sent.)
-        """
-        depth = self._floor + 1
-        for event in waiting:
-            event.depth = depth
-            self._payloads.set("depth", np.array([event.serial]), depth)
-            self._payloads.set("last_use", np.array([event.serial]), depth)
-            held = np.array([s for s in event.absorbed[0].tolist() if s not in freed], dtype=np.int64)
-            self._payloads.set("last_use", held, depth)
+        """The steps that have ended by then, as waves."""
+        out, waves = self._handing_out.flush(until)
+        if waves:
+            steps = out.steps
+            self._wire.record_steps(
+                steps.client, step=steps.step, started_at=steps.started, ended_at=steps.ended,
+                absorbed=out.messages, phase=self._talk.phase,
+            )  # fmt: skip
+        yield from waves
 
     def _snapshot(self, time: float, *, final: bool) -> Snapshot:
         """What everybody is to be judged by. The final one really absorbs: the rest is in flight for ever."""
-        n = self._network.n
-        absorbed: list[_Absorbed] = []
-        arrived = 0
-        for client in range(n):
-            event = self._at_work[client]
-            if final:
-                letters = self._take_arrived(client, time)
-                self._record_arrived(client, int(self._done[client]), letters, Status.DELIVERED)
-                self._record_arrived(client, -1, self._mailbox[client], Status.IN_FLIGHT)
-            else:
-                letters = sorted(letter for letter in self._mailbox[client] if letter[2] <= time)
-                arrived += len(letters)
-            absorbed.append(self._absorb(client, letters) if event is None else event.absorbed)
+        n, box = self._network.n, self._mailbox
+        waiting = self._handing_out.waiting
+        idle = np.ones(n, dtype=np.bool_)
+        idle[waiting.steps.client] = False
+        empty = self._paces.empty(time)
+        arrived = (box.arrives <= time) & idle[box.receiver] & ~empty[box.receiver]
+        letters = box.at(arrived)
+        messages = np.bincount(letters.receiver[~letters.carried], minlength=n)
+        own = np.where(idle & ~empty, self._own, -1)
+        everyone = np.arange(n)
+        absorbed = self._together(everyone, self._begun, own, self._kept, letters, letters.receiver, messages)
+        if len(waiting.emits):
+            absorbed = _both(absorbed, waiting.absorbed, waiting.steps.client)
+        ended = self._begun - ~idle
         unrecorded = Unrecorded()
-        if not final:
-            all_letters = sum(map(len, self._mailbox))
-            unrecorded = Unrecorded(arrived, all_letters - arrived, all_letters * self._talk.message_bytes)
-        ended = self._done - np.array([event is not None for event in self._at_work])
-        absorption = self._absorption(list(range(n)), absorbed)
-        return Snapshot(absorption, time, ended, final, self._talk.part, unrecorded)
-
-    def _absorption(self, clients: list[int], absorbed: list[_Absorbed]) -> Absorption:
-        indptr = np.concatenate([[0], np.cumsum([len(own[0]) for own in absorbed])]).astype(np.int64)
-        sources, senders = (np.concatenate([own[column] for own in absorbed]) for column in (0, 1))
-        channels = tuple(
-            Sums(names, indptr, sources, np.concatenate([own[2][place] for own in absorbed]), senders)
-            for place, (names, _) in enumerate(self._mixing)
+        if final:
+            self._record(letters, _arrived(letters), self._begun[letters.receiver], messages[letters.receiver])
+            late = box.at(~arrived)
+            gone = late.arrives <= time
+            self._record(late.at(gone), int(Status.LOST), -1)
+            self._record(late.at(~gone), int(Status.IN_FLIGHT), -1)
+            if self._running_sums is not None:
+                self._record(self._running_sums.waiting, int(Status.LOST), -1)
+        else:
+            here = int(np.count_nonzero(box.arrives <= time))
+            waits = 0 if self._running_sums is None else len(self._running_sums.waiting)
+            sent = len(box) + waits
+            unrecorded = Unrecorded(here, sent - here, sent * self._talk.message_bytes)
+        absorption = absorbed.absorption(everyone, tuple(names for names, _ in self._mixing))
+        return Snapshot(
+            absorption, time, ended, final, self._talk.part, unrecorded, empty=np.flatnonzero(empty)
         )
-        return Absorption(np.array(clients, dtype=np.int64), channels)
+
+    # --- the trace -----------------------------------------------------------------------------------
+
+    def _lose(self, letters: Letters) -> None:
+        """Messages that somebody was to absorb, and nobody will."""
+        self._handing_out.lost(letters.serial)
+        self._record(letters, int(Status.LOST), -1)
+
+    def _record(
+        self, letters: Letters, status: Any, absorbed_step: IntArray | int, messages: IntArray | None = None
+    ) -> None:
+        """`messages`: how many their receivers took in with each."""
+        if not len(letters):
+            return
+        first = self._mixing[0][1]
+        weight = letters.weights[:, 0]
+        if first.by_receiver:  # who has not received a message has not weighed it
+            if messages is not None:
+                weight = first.of_receiver(messages)
+            else:
+                weight = np.full(len(letters), np.nan if status == Status.IN_FLIGHT else 0.0)
+        self._wire.record(
+            letters.sender, letters.receiver, status, step=letters.step, sent_at=letters.sent,
+            arrived_at=letters.arrives, absorbed_step=absorbed_step, weight=weight,
+            bytes=self._talk.message_bytes, phase=self._talk.phase, kind=self._talk.kind,
+        )  # fmt: skip
+
+
+def _arrived(letters: Letters) -> Any:
+    return np.where(letters.carried, np.uint8(Status.CARRIED), np.uint8(Status.DELIVERED))
+
+
+def _turns(clients: IntArray) -> IntArray:
+    """How often each client stands before; clients stand sorted."""
+    first = np.flatnonzero(np.diff(clients, prepend=-1))
+    return np.arange(len(clients)) - np.repeat(first, np.diff(first, append=len(clients)))
+
+
+def _first_after(steps: Steps, letters: Letters, until: float) -> IntArray:
+    """Of each message the place of the step that absorbs it; -1 where that is not among these."""
+    place = np.full(len(letters), -1, dtype=np.int64)
+    some = np.flatnonzero(letters.arrives < until)
+    if not len(steps) or not len(some):
+        return place
+    order = np.lexsort((steps.started, steps.client))
+    times = np.concatenate([steps.started[order], letters.arrives[some]])
+    _, rank = np.unique(times, return_inverse=True)
+    clients, width = steps.client[order], int(rank.max()) + 1
+    found = np.searchsorted(
+        clients * width + rank[: len(order)], letters.receiver[some] * width + rank[len(order) :]
+    )
+    found[found == len(order)] = 0
+    there = (clients[found] == letters.receiver[some]) & (steps.started[order[found]] >= letters.arrives[some])
+    place[some[there]] = order[found[there]]
+    return place
+
+
+def _both(idle: Absorbed, at_work: Absorbed, clients: IntArray) -> Absorbed:
+    """What all clients stand on: those at work on what their step began from."""
+    return in_rows(
+        len(idle.indptr) - 1,
+        np.concatenate([idle.row_of, clients[at_work.row_of]]),
+        np.concatenate([idle.sources, at_work.sources]),
+        np.concatenate([idle.senders, at_work.senders]),
+        np.concatenate([idle.weights, at_work.weights]),
+    )
