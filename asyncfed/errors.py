@@ -110,5 +110,9 @@ class ActorLostError(RunError):
     """A Ray actor died and its clients with it."""
 
 
+class UnsoundWarning(UserWarning):
+    """A method that the network gives no right to its answer."""
+
+
 class TraceError(AsyncfedError, ValueError):
     """A run directory or a trace file that is truncated, foreign or of another version."""

@@ -32,6 +32,8 @@ KINDS = (
     "option",  # any other part of a method
     "rate",  # a learning rate that changes
     "timing",
+    "presence",  # when clients are there
+    "link",  # how a link changes over time
     "weights",
     "duration",  # written as its text, exponential(0.2)
     "times",  # durations as given, in a table

@@ -21,6 +21,7 @@ from asyncfed.problems import Derivatives, Problem
 from asyncfed.problems.checking import check_functions
 from asyncfed.protocols.part import Method, Scene, Sizes
 from asyncfed.registry import registered
+from asyncfed.rng import Streams
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,7 @@ def check(scenario: Scenario) -> Scene:
                 f"the topology has {nodes}, but the problem has {problem.clients} clients; {remedy}"
             )
         timing.pace(problem.clients)  # refuses what does not fit the clients
+        timing.attendance(network, problem.clients, Streams(0))  # likewise
     if method.needs_outer:
         _require_outer(problem)
     method.check(scene)

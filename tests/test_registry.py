@@ -55,6 +55,9 @@ from topologies import ring
 # What a field without a default gets here, by its annotation.
 VALUES: dict[str, Any] = {
     "int": 2,
+    "str": "a file",
+    "float | str | Distribution": Exponential(0.5),
+    "Mapping[Any, Intervals]": {1: [(0.0, 2.0), (3.0, float("inf"))], "a name": []},
     "float": 0.5,
     "LearningRate": Diminishing(0.1, after=3.0),
     "LocalSteps": LocalSteps(StepDecay(0.1, at=(2, 4)), epochs=2, batch=8),
@@ -294,6 +297,7 @@ HOMES: dict[str, ModuleType] = {
     "rate": protocols,
     "option": protocols,
     "timing": network,
+    "presence": network,
     "weights": network,
     "duration": network,
     "times": network,

@@ -1,6 +1,13 @@
 """Links, timing and mixing weights: everything the network decides, without a single model value."""
 
-from asyncfed.network.distributions import Constant, Exponential, LogNormal, Table
+from asyncfed.network.distributions import (
+    Constant,
+    Exponential,
+    Geometric,
+    LogNormal,
+    Table,
+    Weibull,
+)
 from asyncfed.network.distributions import Uniform as UniformTime
 from asyncfed.network.expectations import (
     DebiasedShares,
@@ -12,20 +19,27 @@ from asyncfed.network.expectations import (
     require_links_back,
     require_undirected,
 )
+from asyncfed.network.presence import Attendance, DrawnPresence, GivenPresence, Presence, PresenceFile
 from asyncfed.network.timing import Lockstep, Timing, VirtualTime
 from asyncfed.network.weights import FastestMixing, Given, Metropolis, Uniform, Weights
 
 __all__ = [
+    "Attendance",
     "Constant",
     "DebiasedShares",
+    "DrawnPresence",
     "Expectations",
     "Exponential",
     "FastestMixing",
+    "Geometric",
     "Given",
+    "GivenPresence",
     "Knowledge",
     "Lockstep",
     "LogNormal",
     "Metropolis",
+    "Presence",
+    "PresenceFile",
     "Table",
     "Tally",
     "Timing",
@@ -33,6 +47,7 @@ __all__ = [
     "Uniform",
     "UniformTime",
     "VirtualTime",
+    "Weibull",
     "Weights",
     "exact_expectations",
     "require_links_back",

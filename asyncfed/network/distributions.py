@@ -3,6 +3,9 @@
 A distribution is a frozen value with a quantile function, so that a draw is a pure function of its address in
 `asyncfed.rng`. They are written and read as text, `exponential(0.2)`, which is how files and the command line
 name them.
+
+`residual` is what is left of a duration at an instant that falls into one (into a long one more likely), from
+two uniforms: a part v of a duration that is drawn by its length; where it has no memory, again the duration.
 """
 
 from __future__ import annotations
@@ -58,6 +61,9 @@ class Constant(_Text):
     def quantile(self, u: FloatArray) -> FloatArray:
         return np.full(u.shape, float(self.value))
 
+    def residual(self, u: FloatArray, v: FloatArray) -> FloatArray:
+        return self.value * v
+
 
 @register("duration", "exponential")
 @dataclass(frozen=True)
@@ -75,6 +81,62 @@ class Exponential(_Text):
 
     def quantile(self, u: FloatArray) -> FloatArray:
         return np.asarray(-self.mean * np.log1p(-u))
+
+    def residual(self, u: FloatArray, v: FloatArray) -> FloatArray:
+        return self.quantile(u)
+
+
+@register("duration", "geometric")
+@dataclass(frozen=True)
+class Geometric(_Text):
+    """Whole units of time, at least one, without memory: it ends with the given chance after each of them."""
+
+    chance: float
+    keyword: ClassVar[str] = "geometric"
+
+    def __post_init__(self) -> None:
+        _require(0 < self.chance <= 1, f"a geometric chance of {self.chance} must lie in (0, 1]")
+
+    @property
+    def mean(self) -> float:
+        return 1 / self.chance
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        if self.chance == 1:
+            return np.ones(u.shape)
+        return np.asarray(np.floor(np.log1p(-u) / math.log1p(-self.chance)) + 1.0)
+
+    def residual(self, u: FloatArray, v: FloatArray) -> FloatArray:
+        return self.quantile(u)
+
+
+@register("duration", "weibull")
+@dataclass(frozen=True)
+class Weibull(_Text):
+    """With a scale, and a shape: below 1 heavy-tailed, 1 exponential, above 1 more and more regular."""
+
+    scale: float
+    shape: float
+    keyword: ClassVar[str] = "weibull"
+
+    def __post_init__(self) -> None:
+        _require(
+            0 < self.scale < math.inf and 0.05 <= self.shape < math.inf,
+            f"a Weibull with scale {self.scale} and shape {self.shape} needs a finite scale above 0 and a "
+            "finite shape of at least 0.05",
+        )
+
+    @property
+    def mean(self) -> float:
+        return self.scale * math.gamma(1 + 1 / self.shape)
+
+    def quantile(self, u: FloatArray) -> FloatArray:
+        return np.asarray(self.scale * (-np.log1p(-u)) ** (1 / self.shape))
+
+    def residual(self, u: FloatArray, v: FloatArray) -> FloatArray:
+        from scipy.special import gammaincinv
+
+        return np.asarray(self.scale * gammaincinv(1 + 1 / self.shape, u) ** (1 / self.shape) * v)
 
 
 @register("duration", "uniform")
@@ -98,6 +160,9 @@ class Uniform(_Text):
 
     def quantile(self, u: FloatArray) -> FloatArray:
         return self.low + (self.high - self.low) * u
+
+    def residual(self, u: FloatArray, v: FloatArray) -> FloatArray:
+        return np.asarray(np.sqrt(self.low**2 + (self.high**2 - self.low**2) * u) * v)
 
 
 @register("duration", "lognormal")
@@ -125,6 +190,9 @@ class LogNormal(_Text):
 
         return np.asarray(self.median * np.exp(self.sigma * ndtri(np.maximum(u, 2.0**-54))))
 
+    def residual(self, u: FloatArray, v: FloatArray) -> FloatArray:
+        return math.exp(self.sigma**2) * self.quantile(u) * v
+
 
 @register("times")
 @dataclass(frozen=True)
@@ -148,13 +216,13 @@ class Table:
         return float(np.mean([v for row in self.rows for v in row]))
 
 
-Distribution: TypeAlias = Constant | Exponential | Uniform | LogNormal
-_BY_KEYWORD: Mapping[str, type[Constant | Exponential | Uniform | LogNormal]] = registered("duration")
+Distribution: TypeAlias = Constant | Exponential | Geometric | Weibull | Uniform | LogNormal
+_BY_KEYWORD: Mapping[str, type[Distribution]] = registered("duration")
 
 
 def as_distribution(value: float | str | Distribution) -> Distribution:
     """A number is a constant; text such as `exponential(0.2)` is read."""
-    if isinstance(value, (Constant, Exponential, Uniform, LogNormal)):
+    if isinstance(value, Distribution):
         return value
     match = re.fullmatch(r"\s*([a-z]+)\s*\(([^()]*)\)\s*", str(value))
     if match is None:
@@ -163,7 +231,8 @@ def as_distribution(value: float | str | Distribution) -> Distribution:
         except (TypeError, ValueError):
             raise ScenarioError(
                 f"cannot read {value!r} as a duration; write a number or one of exponential(mean), "
-                "lognormal(median, sigma), uniform(low, high), constant(value)"
+                "lognormal(median, sigma), weibull(scale, shape), uniform(low, high), geometric(chance), "
+                "constant(value)"
             ) from None
         return Constant(number)
     keyword, inside = match.groups()

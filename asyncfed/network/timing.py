@@ -12,6 +12,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.distributions import Distribution, Table, as_distribution
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
+from asyncfed.network.presence import Attendance, Presence
 from asyncfed.network.schedules.asked import AskedSchedule
 from asyncfed.network.schedules.lockstep import LockstepSchedule
 from asyncfed.network.schedules.paced import PacedSchedule
@@ -32,10 +33,14 @@ class Lockstep:
     """The papers' model. A step is the unit of time.
 
     A topology's latencies and bandwidths play no part, its losses do. `loss` is for edges that
-    carry none of their own.
+    carry none of their own. `presence` says when clients are there, if they are not always.
     """
 
     loss: float = 0.0
+    presence: Presence | None = None
+
+    def __post_init__(self) -> None:
+        _check_presence(self.presence)
 
     def network(self, graph: nx.Graph) -> Network:
         return compile_network(graph, loss=self.loss)
@@ -58,6 +63,7 @@ class Lockstep:
         tally: Tally | None = None,
     ) -> Schedule:
         """One part of a method among peers."""
+        _refuse_presence(self.presence)
         wire = Wire(network, streams, recorder, instant=True)
         return LockstepSchedule(wire, mixing, talk, snapshot_every, tally=tally)
 
@@ -66,7 +72,14 @@ class Lockstep:
     ) -> AskedSchedule:
         """All rounds of a method with a server."""
         wire = Wire(network, streams, recorder, instant=True)
-        return AskedSchedule(wire, streams, server, compute=None, factors=np.ones(network.n - 1))
+        return AskedSchedule(
+            wire, streams, server, compute=None, factors=np.ones(network.n - 1),
+            attendance=self.attendance(network, network.n - 1, streams),
+        )  # fmt: skip
+
+    def attendance(self, network: Network, clients: int, streams: Streams) -> Attendance | None:
+        """When the clients are there; None where all always are."""
+        return _attendance(self.presence, network, clients, streams)
 
 
 @register("timing")
@@ -89,6 +102,8 @@ class VirtualTime:
         overtake one another; for edges that do not say so themselves.
     horizon
         The virtual time at which the run ends; without it every client makes all of its steps.
+    presence
+        When clients are there, if they are not always.
     """
 
     compute: float | str | Distribution | Table = 1.0
@@ -98,8 +113,10 @@ class VirtualTime:
     loss: float = 0.0
     horizon: float | None = None
     ordered: bool = True
+    presence: Presence | None = None
 
     def __post_init__(self) -> None:
+        _check_presence(self.presence)
         compute = self.compute if isinstance(self.compute, Table) else as_distribution(self.compute)
         if compute.mean <= 0:
             raise ScenarioError(
@@ -174,6 +191,7 @@ class VirtualTime:
         tally: Tally | None = None,
     ) -> Schedule:
         assert not isinstance(self.compute, (str, float, int))
+        _refuse_presence(self.presence)
         return PacedSchedule(
             Wire(network, streams, recorder, instant=False), mixing, streams, talk, snapshot_every,
             compute=self.compute, factors=self._factor_array(network.n), horizon=self.horizon, tally=tally,
@@ -185,7 +203,13 @@ class VirtualTime:
         assert not isinstance(self.compute, (str, float, int))
         wire = Wire(network, streams, recorder, instant=False)
         factors = self._factor_array(network.n - 1)
-        return AskedSchedule(wire, streams, server, compute=self.compute, factors=factors)
+        return AskedSchedule(
+            wire, streams, server, compute=self.compute, factors=factors,
+            attendance=self.attendance(network, network.n - 1, streams),
+        )  # fmt: skip
+
+    def attendance(self, network: Network, clients: int, streams: Streams) -> Attendance | None:
+        return _attendance(self.presence, network, clients, streams)
 
     def _factor_array(self, n: int) -> FloatArray:
         if not isinstance(self.factors, Mapping) and len(self.factors) != n:
@@ -201,6 +225,27 @@ class VirtualTime:
                 )
             array[client] = factor
         return array
+
+
+def _check_presence(presence: object) -> None:
+    if presence is not None and (isinstance(presence, type) or not isinstance(presence, Presence)):
+        raise ScenarioError(
+            f"presence is {presence!r}; it must be GivenPresence(…), DrawnPresence(…), PresenceFile(…), or "
+            "None where everybody is always there"
+        )
+
+
+def _attendance(
+    presence: Presence | None, network: Network, clients: int, streams: Streams
+) -> Attendance | None:
+    return None if presence is None else presence.attend(network.labels[:clients], clients, streams)
+
+
+def _refuse_presence(presence: Presence | None) -> None:
+    if presence is not None:
+        raise ScenarioError(
+            "presence is for methods with a server; among peers everybody is there from start to end"
+        )
 
 
 def _pairs(factors: Mapping[int, float] | Sequence[float]) -> list[tuple[int, float]]:

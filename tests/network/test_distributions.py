@@ -14,9 +14,11 @@ from asyncfed.network.distributions import (
     Constant,
     Distribution,
     Exponential,
+    Geometric,
     LogNormal,
     Table,
     Uniform,
+    Weibull,
     as_distribution,
 )
 from asyncfed.rng import Streams
@@ -25,6 +27,7 @@ U = np.concatenate([np.linspace(0.0005, 0.9995, 1000), [2.0**-53, 1 - 2.0**-53]]
 RANDOM = [
     (Exponential(0.7), stats.expon(scale=0.7)),
     (Uniform(0.2, 1.7), stats.uniform(0.2, 1.5)),
+    (Weibull(0.7, 0.6), stats.weibull_min(c=0.6, scale=0.7)),
     (LogNormal(0.4, 0.9), stats.lognorm(s=0.9, scale=0.4)),
 ]
 
@@ -40,6 +43,13 @@ def test_draws_follow_the_distribution(ours: Distribution, scipys: Any) -> None:
     drawn = ours.quantile(Streams(4).uniforms("compute", 0, 0, 20_000))
     assert stats.kstest(drawn, scipys.cdf).pvalue > 6e-5
     assert drawn.mean() == pytest.approx(ours.mean, abs=4 * scipys.std() / np.sqrt(len(drawn)))
+
+
+def test_geometric_durations_are_whole_and_scipys() -> None:
+    u = Streams(4).uniforms("compute", 0, 0, 20_000)  # none of them just where it steps
+    assert Geometric(0.3).quantile(u).tolist() == stats.geom(0.3).ppf(u).tolist()
+    assert Geometric(0.3).mean == pytest.approx(stats.geom(0.3).mean())
+    assert Geometric(1.0).quantile(U).tolist() == [1.0] * len(U)
 
 
 def test_a_constant_is_always_the_same() -> None:
@@ -65,6 +75,8 @@ def test_without_deviation_a_lognormal_is_its_median() -> None:
         (Exponential(1 / 3), "exponential(0.3333333333333333)"),
         (Uniform(0.0, 1e-9), "uniform(0.0, 1e-09)"),
         (LogNormal(0.1, 0.5), "lognormal(0.1, 0.5)"),
+        (Weibull(2.0, 0.5), "weibull(2.0, 0.5)"),
+        (Geometric(0.25), "geometric(0.25)"),
     ],
 )
 def test_text_there_and_back(value: Distribution, text: str) -> None:
@@ -106,6 +118,8 @@ def test_numbers_and_loose_text_are_read(value: Any, meant: Distribution) -> Non
         ("exponential(inf)", "an exponential mean of inf"),
         ("uniform(2, 1)", "a uniform duration between 2.0 and 1.0 needs 0 ≤ low ≤ high < ∞"),
         ("uniform(-1, 1)", "a uniform duration between -1.0 and 1.0"),
+        ("weibull(1, 0)", "a Weibull with scale 1.0 and shape 0.0 needs"),
+        ("geometric(0)", "a geometric chance of 0.0 must lie in (0, 1]"),
         ("lognormal(0, 1)", "a log-normal with median 0.0 and sigma 1.0 needs"),
         ("lognormal(1, -1)", "a log-normal with median 1.0 and sigma -1.0 needs"),
         ("lognormal(1, 100)", "a log-normal with median 1.0 and sigma 100.0 needs"),

@@ -35,6 +35,7 @@ import numpy as np
 from asyncfed.errors import QuorumError
 from asyncfed.network.distributions import Constant, Distribution, Table
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
+from asyncfed.network.presence import Attendance
 from asyncfed.network.schedules.versions import Versions
 from asyncfed.network.server import Server, server_links
 from asyncfed.network.waves import (
@@ -124,8 +125,10 @@ class AskedSchedule:
         *,
         compute: Distribution | Table | None,
         factors: FloatArray,
+        attendance: Attendance | None = None,
     ) -> None:
         network = wire.network
+        self._attendance = attendance
         self._wire, self._streams, self._server = wire, streams, server
         self._compute, self._factors = compute, factors
         self._down, self._up = server_links(network)

@@ -1,0 +1,228 @@
+"""Who is there when: clients that come late, go for a while, crash, or leave for good.
+
+A presence is a value that a timing takes, `Lockstep(presence=GivenPresence({3: [(10, 50)]}))`. A client is
+there in intervals [from, to) of time: it joins late where the first begins after 0, and leaves for good where
+the last one ends. Clients that are not named are always there, and so is a server. A client is named by its
+number, or by the name of its node where that is no number.
+
+What an absence does, each presence says:
+
+    absence   "pause"      the state is kept, and what was being computed goes on when the client is back
+              "crash"      the state is lost: it comes back with nothing, and takes the server's or its
+                           neighbours' model
+    leaving   "hand over"  who leaves for good hands what it holds to those it can reach, before it goes
+              "lost"       what it holds is lost
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from asyncfed.errors import ScenarioError
+from asyncfed.network.distributions import Distribution, as_distribution
+from asyncfed.network.uptimes import AlternatingTimes, GivenTimes, Intervals, Uptimes, checked_intervals
+from asyncfed.registry import register
+from asyncfed.rng import Streams
+
+Absence: TypeAlias = Literal["pause", "crash"]
+Leaving: TypeAlias = Literal["hand over", "lost"]
+
+
+@dataclass(frozen=True, eq=False)
+class Attendance:
+    """A presence, opened for a run: what schedules read."""
+
+    uptimes: Uptimes  # of the clients, by number
+    crashes: bool  # whether an absence loses the state
+    hands_over: bool  # whether who leaves for good hands over what it holds
+
+
+@runtime_checkable
+class Presence(Protocol):
+    """When clients are there, as a value that a scenario names."""
+
+    def attend(self, labels: Sequence[Hashable], n: int, streams: Streams) -> Attendance:
+        """Of `n` clients whose nodes are called `labels`; refuses what does not fit them."""
+        ...
+
+
+@register("presence")
+@dataclass(frozen=True)
+class GivenPresence:
+    """A table: {client: [(from, to), …]}. `to` may be infinite; an empty list is for one that never comes.
+
+    With a `period` the intervals lie within [0, period] and come again and again.
+    """
+
+    intervals: Mapping[Any, Intervals]
+    period: float | None = None
+    absence: Absence = "pause"
+    leaving: Leaving = "hand over"
+
+    def __post_init__(self) -> None:
+        _check_absence(self)
+        given, period = self.intervals, self.period
+        if callable(given):
+            raise ScenarioError(
+                "presence is given as a function, which cannot be stored with a run; "
+                "GivenPresence.of(function, clients=20) makes a table of it: {client: [(from, to), …]}"
+            )
+        if not isinstance(given, Mapping):
+            raise ScenarioError(f"presence is {given!r}; it must be a table {{client: [(from, to), …]}}")
+        if period is not None and not (isinstance(period, (int, float)) and 0 < period < math.inf):
+            raise ScenarioError(f"the period of a presence is {period!r}; it must be above 0 and finite")
+        within = math.inf if period is None else period
+        table = {_named(c): checked_intervals(some, f"client {c}", within) for c, some in given.items()}
+        object.__setattr__(self, "intervals", table)
+
+    @classmethod
+    def of(cls, function: Callable[[int], Intervals], clients: int, **more: Any) -> GivenPresence:
+        """The table of a function that says when client 0, 1, … is there."""
+        return cls({client: function(client) for client in range(clients)}, **more)
+
+    def attend(self, labels: Sequence[Hashable], n: int, streams: Streams) -> Attendance:
+        clients = _Clients(labels, n)
+        intervals = {clients.number(name, "the presence"): some for name, some in self.intervals.items()}
+        return _attendance(self, GivenTimes(n, intervals, self.period, "client"))
+
+
+@register("presence")
+@dataclass(frozen=True)
+class DrawnPresence:
+    """There and away by turns, for times that are drawn: of all clients, or of some.
+
+    It is as if this had always gone on: at any time, 0 included, a client is there with probability
+    mean(there) / (mean(there) + mean(away)). Nobody leaves for good.
+    """
+
+    there: float | str | Distribution
+    away: float | str | Distribution
+    clients: Sequence[Any] | None = None
+    absence: Absence = "pause"
+    leaving: Leaving = "hand over"
+
+    def __post_init__(self) -> None:
+        _check_absence(self)
+        for name in ("there", "away"):
+            law = as_distribution(getattr(self, name))
+            if not 0 < law.mean < math.inf:
+                raise ScenarioError(f"the time {name}, {law}, must have a finite mean above 0")
+            object.__setattr__(self, name, law)
+        if self.clients is not None:
+            if isinstance(self.clients, str) or not hasattr(self.clients, "__iter__"):
+                raise ScenarioError(
+                    f"clients is {self.clients!r}; it must be a list of those who come and go, or None"
+                )
+            object.__setattr__(self, "clients", tuple(map(_named, self.clients)))
+
+    def attend(self, labels: Sequence[Hashable], n: int, streams: Streams) -> Attendance:
+        kind_of = np.zeros(n, dtype=np.int64)
+        if self.clients is not None:
+            known = _Clients(labels, n)
+            kind_of[:] = -1
+            kind_of[[known.number(name, "the presence") for name in self.clients]] = 0
+        laws = as_distribution(self.there), as_distribution(self.away)
+        return _attendance(self, AlternatingTimes(streams, "presence", [laws], kind_of))
+
+
+@register("presence")
+@dataclass(frozen=True)
+class PresenceFile:
+    """A file in CSV with the header `node,from,to`: a line for each interval, `to` empty if it has no end."""
+
+    path: str
+    absence: Absence = "pause"
+    leaving: Leaving = "hand over"
+
+    def __post_init__(self) -> None:
+        _check_absence(self)
+        object.__setattr__(self, "path", os.fspath(self.path))
+
+    def attend(self, labels: Sequence[Hashable], n: int, streams: Streams) -> Attendance:
+        clients = _Clients(labels, n)
+        intervals: dict[int, list[tuple[float, float]]] = {}
+        for line, (node, begin, end) in csv_rows(self.path, ("node", "from", "to")):
+            where = f"{self.path}, line {line}"
+            pair = csv_interval(begin, end, where)
+            some = intervals.setdefault(clients.number(_named(node), where), [])
+            checked_intervals([*some, pair], f"node {node} ({where})")
+            some.append(pair)
+        return _attendance(self, GivenTimes(n, intervals, None, "client"))
+
+
+def csv_rows(path: str | os.PathLike[str], header: tuple[str, ...]) -> list[tuple[int, list[str]]]:
+    """Line numbers and fields of a file in CSV, which must have this header; empty lines are passed over."""
+    named = ",".join(header)
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, [field.strip() for field in row]) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ScenarioError(
+            f"cannot read {path}: {reason}; it must be a CSV file with the header {named}"
+        ) from None
+    rows = [(line, row) for line, row in rows if any(row)]
+    if not rows or tuple(rows[0][1]) != header:
+        found = ",".join(rows[0][1]) if rows else "nothing"
+        raise ScenarioError(f"{path} begins with {found}; its first line must be the header {named}")
+    for line, row in rows[1:]:
+        if len(row) != len(header):
+            raise ScenarioError(f"{path}, line {line} has {len(row)} fields; it must have {named}")
+    return rows[1:]
+
+
+def csv_interval(begin: str, end: str, where: str) -> tuple[float, float]:
+    """[begin, end) as a file has it; an empty end is never."""
+    numbers = []
+    for text in (begin, end or "inf"):
+        try:
+            numbers.append(float(text))
+        except ValueError:
+            raise ScenarioError(f"{where}: {text!r} is no time; it must be a number") from None
+    if not 0 <= numbers[0] < numbers[1]:
+        raise ScenarioError(f"{where}: an interval from {begin} to {end or 'ever'} must have 0 ≤ from < to")
+    return numbers[0], numbers[1]
+
+
+class _Clients:
+    """The clients by number, or by the names of their nodes."""
+
+    def __init__(self, labels: Sequence[Hashable], n: int) -> None:
+        self._n = n
+        self._numbers: dict[Any, int] = {str(label): place for place, label in enumerate(labels[:n])}
+        self._numbers |= {place: place for place in range(n)}
+
+    def number(self, client: Any, where: str) -> int:
+        if client not in self._numbers:
+            raise ScenarioError(
+                f"{where} names client {client!r}; the clients are 0 to {self._n - 1}, or the names of their "
+                "nodes"
+            )
+        return self._numbers[client]
+
+
+def _named(client: Any) -> Any:
+    """A number, also as a file has it, or a name."""
+    if isinstance(client, (int, np.integer)) and not isinstance(client, bool):
+        return int(client)
+    return int(client) if isinstance(client, str) and client.isdecimal() else client
+
+
+def _check_absence(presence: GivenPresence | DrawnPresence | PresenceFile) -> None:
+    for name, allowed in (("absence", ("pause", "crash")), ("leaving", ("hand over", "lost"))):
+        value = getattr(presence, name)
+        if value not in allowed:
+            raise ScenarioError(f"{name} is {value!r}; it must be {' or '.join(map(repr, allowed))}")
+
+
+def _attendance(presence: GivenPresence | DrawnPresence | PresenceFile, uptimes: Uptimes) -> Attendance:
+    return Attendance(uptimes, presence.absence == "crash", presence.leaving == "hand over")
