@@ -263,7 +263,7 @@ def _open_backend(
 
 def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
     """The given variables, checked: a row for every client (for the server: one row), as long as the
-    problem's own where it has one.
+    problem's own where it has one; in the run's precision, or in doubles where the method says so.
     """
     rows = scenario.clients if scenario.protocol.server is None else 1
     known = {"inner", "outer", *scenario.protocol.passes_on}
@@ -286,7 +286,8 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
                 f"initial[{name!r}] has the shape {tuple(value.shape)}; it must be {expected}: "
                 "one flat row for each client (with a server: one row in all)"
             )
-        given[name] = value.detach().clone()
+        precision = torch.float64 if name in scenario.protocol.exact else _dtype(scenario)
+        given[name] = value.detach().clone().to(precision)
     return given
 
 

@@ -88,7 +88,7 @@ def _bare(scenario: Scenario) -> float:
     scene = check(scenario)
     problem = scenario.problem
     derivatives = Derivatives.of(problem)
-    talk = Conversation("sgp", "push", STEPS, 4 * (derivatives.inner.d + 1))
+    talk = Conversation("sgp", "push", STEPS, 4 * derivatives.inner.d + 8)
     mixing = scenario.protocol.mixing(scene, None)
     schedule = scene.timing.among_peers(scene.network, mixing, Streams(0), talk, _Nobody(), 10**9)
     waves = [item for item in schedule if isinstance(item, Wave)]

@@ -234,6 +234,7 @@ class Backward(Part):
     judged = False
     needs_outer = True
     passes_on = ("omega", "hypergradient", "history")
+    exact = ("omega",)
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -278,7 +279,7 @@ class Backward(Part):
 
     def start(self, at: At, carried: Tensors) -> Start:
         x, lam = carried["inner"], carried["outer"]
-        omega = carried.get("omega", torch.ones_like(x[:, :1]))
+        omega = carried.get("omega", torch.ones_like(x[:, :1])).to(x)
         opening = self.method.open(*outer_terms(at, carried))
         memory = {"x": x, "omega": omega, "lam": lam, **opening.memory}
         if self.method.record:
@@ -384,7 +385,7 @@ def outer_terms(at: At, carried: Tensors) -> tuple[Tensor, Tensor]:
     """c^y (k, d) and c^λ (k, d_outer)."""
     by_x, by_lam, _ = at.derivatives.whole_outer_gradients(carried["inner"], carried["outer"], at.outer)
     if "omega" in carried:
-        by_x.div_(carried["omega"])
+        by_x.div_(carried["omega"].to(by_x))
     return by_x.div_(at.n), by_lam.div_(at.n)
 
 

@@ -109,6 +109,9 @@ class _Along(Part):
 
     needs_outer = True
     passes_on = ("z", "omega", "U", "trajectory")
+    exact = ("omega",)
+    conserves = True
+    moves_by_weight = True
 
     @property
     def steps(self) -> int:  # type: ignore[override]
@@ -124,6 +127,9 @@ class _Along(Part):
 
     def check(self, scene: Scene) -> None:
         self.inner.check(scene)
+
+    def explain(self, inbox: Inbox, row: int) -> str | None:
+        return self.inner.explain(inbox, row)
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
         return self.inner.judge(at, inbox, memory)
@@ -150,7 +156,8 @@ class _Forward(_Along):
         return Start({**opening.absorbed, "U": U}, {**opening.memory, "e": _own_number(at, z)})
 
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
-        z, omega, U, lam = inbox["z"], inbox["omega"], inbox["U"], memory["lam"]
+        z, U, lam = inbox["z"], inbox["U"], memory["lam"]
+        omega = inbox["omega"].to(z)
         x, alpha = z / omega, rates(self.inner.lr, at.steps, z)
         own = self.inner.step(at, inbox, memory)
         k, d = x.shape
@@ -184,6 +191,8 @@ class _Gather(Part):
     judged = False
     needs_outer = True
     passes_on = ("hypergradient",)
+    exact = ("omega",)
+    conserves = True
 
     @property
     def sends(self) -> bool:  # type: ignore[override]
@@ -206,7 +215,7 @@ class _Gather(Part):
         return Judged(memory["x"], memory["lam"])
 
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
-        e, mean = memory["e"], inbox["z"] / inbox["omega"]
+        e, mean = memory["e"], inbox["z"] / inbox["omega"].to(inbox["z"])
         own = torch.einsum("kn,kna->ka", e, mean.view(*e.shape, -1))
         # Where nobody sends, a client's z depends on no λ but its own, and its own term is the sum.
         total = own * e.shape[1] if self.sends else own
@@ -235,7 +244,8 @@ class _Recorded(_Along):
         return Start(opening.absorbed, {**opening.memory, "trajectory": trajectory})
 
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
-        z, omega, trajectory = inbox["z"], inbox["omega"], memory["trajectory"].clone()
+        z, trajectory = inbox["z"], memory["trajectory"].clone()
+        omega = inbox["omega"].to(z)
         t = int(at.steps[0])  # in lockstep everybody is at the same step
         trajectory.view(len(z), self.steps, -1)[:, t] = torch.cat([z / omega, omega], dim=1)
         own = self.inner.step(at, inbox, memory)

@@ -144,6 +144,8 @@ class OuterPush(Part):
     needs_outer = True
     ends_outer_step = True
     passes_on = ("hypergradient", "outer_z", "outer_omega")
+    exact = ("omega", "outer_omega")
+    conserves = True
 
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
@@ -170,7 +172,7 @@ class OuterPush(Part):
         return Step(dict(inbox), residue={"z": memory["descent"] * first})
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
-        return Judged(memory["inner"], inbox["z"] / inbox["omega"])
+        return Judged(memory["inner"], inbox["z"] / inbox["omega"].to(inbox["z"]))
 
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         final = self.judge(at, inbox, memory)

@@ -235,6 +235,14 @@ class Part(Act):
         Whether the outer variable has been stepped when it is over.
     passes_on
         What it takes from or leaves to other parts, beside the inner and the outer variable.
+    exact
+        Variables, of those exchanged or passed on, that are kept, summed and sent in double precision,
+        whatever the run's: push-sum weights, whose rounding errors would add up for ever.
+    conserves
+        Whether its sums are right only if nothing of what is sent is lost for good: whatever a sender gave
+        away must reach somebody, some time.
+    moves_by_weight
+        Whether a model moves by lr/ω with ω a push-sum weight, so that a small ω is a long step.
     """
 
     name: str
@@ -247,6 +255,9 @@ class Part(Act):
     needs_outer: bool = False
     ends_outer_step: bool = False
     passes_on: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
+    conserves: bool = False
+    moves_by_weight: bool = False
 
     def check(self, scene: Scene) -> None:
         """Refuse a problem, network or timing that breaks an assumption."""
@@ -257,6 +268,12 @@ class Part(Act):
 
     def start(self, at: At, carried: Tensors) -> Start:
         raise unwritten(self, "start")
+
+    def explain(self, inbox: Inbox, row: int) -> str | None:
+        """Why a value of the client at `row` stopped being finite, and what to do, where what it absorbed
+        tells; None where nothing is known but a learning rate too large.
+        """
+        return None
 
     def watch(self, reports: Reports, clients: int) -> None:
         """Stop a part that goes wrong: called now and then with what its steps have reported so far."""
@@ -285,6 +302,10 @@ class AmongPeers:
     @property
     def passes_on(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts() for name in part.passes_on)
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts() for name in part.exact)
 
     def check(self, scene: Scene) -> None:
         check_parts(self.parts(), scene)
@@ -330,6 +351,10 @@ class Method(Protocol):
     @property
     def passes_on(self) -> tuple[str, ...]:
         """The variables beside inner and outer that a run of it leaves, or may begin with."""
+
+    @property
+    def exact(self) -> tuple[str, ...]:
+        """Those that are in double precision, whatever the run's."""
 
     def check(self, scene: Scene) -> None:
         """Refuse what it cannot run on, naming the reason and a remedy."""

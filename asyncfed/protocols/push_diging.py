@@ -83,6 +83,9 @@ class PushDIGing(Part, AmongPeers):
 
     name = "push-diging"
     kind = "push"
+    exact = ("v",)
+    conserves = True
+    moves_by_weight = True
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -106,7 +109,7 @@ class PushDIGing(Part, AmongPeers):
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
         u, v, lam = inbox["u"], inbox["v"], memory["lam"]
         alpha = rates(self.lr, at.steps, u)
-        x = u / v
+        x = u / v.to(u)
         gradient, loss = at.derivatives.inner_gradient(x, lam, at.batch)
         if self.weight_decay:
             gradient += self.weight_decay * x
@@ -115,7 +118,7 @@ class PushDIGing(Part, AmongPeers):
         return Step(phi, report={"loss": loss}, memory={"gradient": gradient})
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
-        return Judged(inbox["u"] / inbox["v"], memory["lam"])
+        return Judged(inbox["u"] / inbox["v"].to(inbox["u"]), memory["lam"])
 
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         final = self.judge(at, inbox, memory)

@@ -238,6 +238,7 @@ class WithServer:
     opening: ClassVar[Round] = Opening()
     judging: ClassVar[Act] = JudgedByServer()
     passes_on: ClassVar[tuple[str, ...]] = ("h", "p", "q", "z", "sum")
+    exact: ClassVar[tuple[str, ...]] = ()
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         """The rounds of an outer iteration."""

@@ -12,7 +12,7 @@ direction or both.
 
 (4a) steps before it communicates (Assran et al. 2019), (4b) after (Nedić & Olshevsky 2016). In virtual time
 the same lines are asynchronous gradient push: a client that received nothing goes on with what it kept, and z
-and ω stay in the right proportion however late a message comes.
+and ω stay in the right proportion however late a message comes. ω is in doubles, whatever z is.
 """
 
 from __future__ import annotations
@@ -71,6 +71,9 @@ class SGP(Part, AmongPeers):
     kind = "push"
     needs_outer = False
     passes_on = ("z", "omega")
+    exact = ("omega",)
+    conserves = True
+    moves_by_weight = True
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -96,7 +99,7 @@ class SGP(Part, AmongPeers):
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
         z, omega, lam = inbox["z"], inbox["omega"], memory["lam"]
         alpha = rates(self.lr, at.steps, z)
-        x = z / omega
+        x = z / omega.to(z)
         descent, loss = at.derivatives.inner_gradient(
             x, lam, at.batch, scale=-alpha, out=at.room.get("z")
         )  # −α∇f(z/ω)
@@ -109,7 +112,7 @@ class SGP(Part, AmongPeers):
         return Step({"z": z, "omega": omega}, {"z": descent}, report)  # φ = [z; ω], ψ = [−α∇f; 0]
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
-        return Judged(inbox["z"] / inbox["omega"], memory["lam"])
+        return Judged(inbox["z"] / inbox["omega"].to(inbox["z"]), memory["lam"])
 
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         final = self.judge(at, inbox, memory)

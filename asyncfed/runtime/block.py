@@ -46,6 +46,7 @@ from asyncfed.runtime.guards import (
     require_declared,
     require_kind,
     require_numbers,
+    require_precision,
     require_remembered,
     require_rows,
     require_same_samples,
@@ -110,7 +111,7 @@ class Block:
             "outer": self._initial(problem.init_outer, derivatives.outer, "initial outer"),
         }
         for key, given in (initial or {}).items():
-            self.store[key] = given.to(self._device, self._dtype)
+            self.store[key] = given.to(self._device)
         self._home = Home(
             derivatives, self._data, clients, n, self.store["inner"], self._streams, server=server
         )
@@ -123,6 +124,7 @@ class Block:
         self._memory: Tensors = {}
         self._borrowed: set[str] = set()  # of the memory: what also stands in the store
         self._carries: dict[str, int] = {}
+        self._exact: tuple[str, ...] = ()  # of the open part: what is in doubles
         self._spare: dict[str, list[Tensor]] = {}
         self._chunk = 1
 
@@ -136,7 +138,7 @@ class Block:
         start = part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
         require_kind(part, "start", start, Start)
         require_rows(part, "starts with", start.memory, self.k, {})
-        self._carries = part.carries(self._sizes)
+        self._carries, self._exact = part.carries(self._sizes), part.exact
         require_declared(part, self._carries, start.absorbed, "starts with", self.k)
         self._part, self._first_step = part, first_step
         self._memory = dict(start.memory)
@@ -145,14 +147,15 @@ class Block:
         lent.update(map(_storage, self._memory.values()))
         self._borrowed = {key for key, value in self._memory.items() if lent[_storage(value)] > 1}
         self._residue = {}
-        for key, value in start.absorbed.items():
+        absorbed = {key: value.to(self._precision(key)) for key, value in start.absorbed.items()}
+        for key, value in absorbed.items():
             self._residue[key] = value.clone() if lent[_storage(value)] else value
             lent[_storage(value)] += 1
         self._pool = Pool(self.k, self._dtype, self._device)
-        self._spare = {key: [] for key in start.absorbed}
-        for key, value in start.absorbed.items():
+        self._spare = {key: [] for key in absorbed}
+        for key, value in absorbed.items():
             self._require_finite(key, value, everyone, np.full(self.k, first_step))
-        row_bytes = sum(t[:1].nbytes for t in start.absorbed.values())
+        row_bytes = sum(t[:1].nbytes for t in absorbed.values())
         self._chunk = max(1, CHUNK_BYTES // max(1, row_bytes))
 
     def run(self, wave: BlockWave, parcels: Sequence[Tensors] = (), part: Act | None = None) -> Reports:
@@ -189,7 +192,8 @@ class Block:
         if len(wanted.indptr) == 2:
             return self._pool.sum_of(wanted.names, wanted.sources, wanted.weights)
         mixing = self._pool.mixing(wanted.indptr, wanted.sources, wanted.weights)
-        return {name: mixing.product(self._pool.rows[name], None, None) for name in wanted.names}
+        rows = {name: self._pool.rows[name] for name in wanted.names}
+        return {name: mixing.of(pool.dtype).product(pool, None, None) for name, pool in rows.items()}
 
     def measure(
         self,
@@ -287,6 +291,7 @@ class Block:
         if mixing is None:
             return start
         pool = self._pool.rows[name]
+        mixing = mixing.of(pool.dtype)
         dense = mixing.slots is None and start is None
         out = self._buffer(name, mixing.rows, pool.shape[1]) if dense else None
         return mixing.product(pool, start, out)
@@ -300,12 +305,16 @@ class Block:
 
     def _zeros(self, rows: IntArray, name: str) -> Tensor:
         length = self._current.carries(self._sizes)[name]
-        return torch.zeros(len(rows), length, dtype=self._dtype, device=self._device)
+        return torch.zeros(len(rows), length, dtype=self._precision(name), device=self._device)
 
     def _buffer(self, name: str, rows: int, length: int) -> Tensor:
         if rows == self.k and self._spare.get(name):
             return self._spare[name].pop()
-        return torch.empty(rows, length, dtype=self._dtype, device=self._device)
+        return torch.empty(rows, length, dtype=self._precision(name), device=self._device)
+
+    def _precision(self, name: str) -> torch.dtype:
+        """Of what the open part exchanges: the run's, or doubles."""
+        return torch.float64 if name in self._exact else self._dtype
 
     # --- computing and emitting ----------------------------------------------------------------------
 
@@ -366,9 +375,8 @@ class Block:
                 old = self._residue[key]
                 if key in made.residue:
                     if old is None:
-                        old = self._residue[key] = torch.zeros(
-                            self.k, made.residue[key].shape[1], dtype=self._dtype, device=self._device
-                        )
+                        new = made.residue[key]
+                        old = self._residue[key] = new.new_zeros(self.k, new.shape[1])
                     old.index_copy_(0, at, made.residue[key])
                 elif old is not None:
                     old.index_fill_(0, at, 0.0)
@@ -471,7 +479,7 @@ class Block:
         if target is None or any(target is home for home in homes):
             size = homes[0] if homes else like
             assert size is not None
-            fresh = torch.empty(len(size), chunk.shape[1], dtype=self._dtype, device=self._device)
+            fresh = chunk.new_empty(len(size), chunk.shape[1])
             if target is not None:
                 fresh.copy_(target)
             target = fresh
@@ -503,7 +511,7 @@ class Block:
         assert part is not None, "a part among peers is begun first"
         self._current = part
         if round is not None:
-            self._part = None
+            self._part, self._exact = None, ()
             if not self._home.server:
                 self._carries = round.carries(self._sizes)
                 row = sum(self._carries.values()) * self._dtype.itemsize
@@ -548,8 +556,10 @@ class Block:
         """What a step returns is what its part declares, and all of it is finite."""
         if not self._home.server:
             require_declared(part, self._carries, made.payload, "sends", len(rows))
+            require_precision(part, made.payload, "sends", self._precision)
             if made.residue:
                 require_declared(part, self._carries, made.residue, "keeps", len(rows), some=True)
+                require_precision(part, made.residue, "keeps", self._precision)
             require_remembered(part, memory, made.memory, len(rows))
             require_numbers(part, made.report, len(rows))
         self._check_finite(part, made, inbox, rows, steps)

@@ -4,10 +4,10 @@ names, not in those of whatever would have stumbled over it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from asyncfed.errors import RunError
 from asyncfed.protocols.part import Act, Tensors
@@ -41,6 +41,17 @@ def require_same_samples(part: Act, samples: Sequence[Tensor], versions: Sequenc
             f"a step of {type(part).__name__} changed its samples in place; later steps use them too: "
             "clone them"
         )
+
+
+def require_precision(part: Act, values: Tensors, what: str, precision: Callable[[str], dtype]) -> None:
+    """That values are of the run's precision, and those that the part keeps in doubles are doubles."""
+    for name, value in values.items():
+        if value.dtype != precision(name):
+            raise RunError(
+                f"{type(part).__name__} {what} {name!r} in {value.dtype}; here it is {precision(name)}: cast "
+                "what is computed with a variable in doubles (as in z / omega.to(z)), and name in `exact` "
+                "what is to be in doubles itself"
+            )
 
 
 def require_declared(

@@ -141,7 +141,8 @@ def _schedule(
 
 
 def _bytes(part: Part, stage: Stage) -> int:
-    return sum(part.carries(stage.scene.sizes).values()) * stage.itemsize
+    lengths = part.carries(stage.scene.sizes)
+    return sum(length * (8 if name in part.exact else stage.itemsize) for name, length in lengths.items())
 
 
 def _peers_evaluation(

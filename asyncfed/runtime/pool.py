@@ -1,13 +1,14 @@
 """The payloads of a block that somebody may still absorb, one row each.
 
-Rows stand in one matrix for every variable, at slots that are used again. When a wave is the whole block and
-nothing older is wanted any more (every lockstep round), its payload itself becomes the pool: no row is
+Rows stand in one matrix for every variable, at slots that are used again; each in the precision of what was
+put there, for a part may keep some of its variables in doubles (`Part.exact`). When a wave is the whole block
+and nothing older is wanted any more (every lockstep round), its payload itself becomes the pool: no row is
 copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +28,30 @@ _ROOM, _ROOM_BYTES = 16, 2**30  # payloads for each node, to begin with, and byt
 
 
 class Mixing:
-    """How rows of the pool are summed: by a matrix, or (with slots) as bags of weighted rows."""
+    """How rows of the pool are summed: by a matrix, or (with slots) as bags of weighted rows.
 
-    __slots__ = ("offsets", "rows", "slots", "weights")
+    Weights are of the run's precision; `in_doubles` makes those for variables that are kept in doubles.
+    """
+
+    __slots__ = ("_in_doubles", "offsets", "rows", "slots", "weights")
 
     def __init__(
-        self, rows: int, weights: Tensor, slots: Tensor | None = None, offsets: Tensor | None = None
+        self,
+        rows: int,
+        weights: Tensor,
+        slots: Tensor | None = None,
+        offsets: Tensor | None = None,
+        in_doubles: Callable[[], Mixing] | None = None,
     ) -> None:
         self.rows, self.weights, self.slots, self.offsets = rows, weights, slots, offsets
+        self._in_doubles = in_doubles
+
+    def of(self, dtype: torch.dtype) -> Mixing:
+        """The same for variables of that precision."""
+        if dtype == self.weights.dtype:
+            return self
+        assert self._in_doubles is not None, "what is not of the run's precision is in doubles"
+        return self._in_doubles()
 
     def product(self, pool: Tensor, start: Tensor | None, out: Tensor | None) -> Tensor:
         """start + Σ weight · row, in place of `start` (or in `out`) where given."""
@@ -87,14 +104,14 @@ class Pool:
         wanted = len(serials)
         if not wanted:
             return
-        row_bytes = self._dtype.itemsize * sum(value.shape[1] for value in payload.values())
+        row_bytes = sum(value.itemsize * value.shape[1] for value in payload.values())
         slots = np.array(self._claimed(wanted, row_bytes), dtype=np.int64)
         self._adopted = None
         at = torch.from_numpy(slots).to(self._device)
         for name, value in payload.items():
             rows = self.rows.get(name)
             if rows is None or rows.shape[1] != value.shape[1]:
-                rows = self.rows[name] = self._zeros(self._capacity, value.shape[1])
+                rows = self.rows[name] = self._zeros(self._capacity, value.shape[1], value.dtype)
             rows.index_copy_(0, at, value)
         self._slots.add(serials, slot=slots)
 
@@ -107,7 +124,7 @@ class Pool:
             plenty = min(_ROOM * self._k, _ROOM_BYTES // max(1, row_bytes))
             self._capacity = max(self._capacity + self._capacity // 2, plenty, self.size + new)
             for name, old in self.rows.items():
-                grown = self._zeros(self._capacity, old.shape[1])
+                grown = self._zeros(self._capacity, old.shape[1], old.dtype)
                 grown[: self.size] = old[: self.size]
                 self.rows[name] = grown
         slots.extend(range(self.size, self.size + new))
@@ -136,32 +153,42 @@ class Pool:
 
     def of_matrix(self, matrix: FloatArray) -> Mixing:
         """Weights over a whole round, in order."""
-        return Mixing(len(matrix), torch.from_numpy(matrix).to(self._device, self._dtype))
+        rows, exact = len(matrix), torch.from_numpy(matrix)
+        return Mixing(
+            rows,
+            exact.to(self._device, self._dtype),
+            in_doubles=lambda: Mixing(rows, exact.to(self._device)),
+        )
 
     def mixing(self, indptr: IntArray, sources: IntArray, weights: FloatArray) -> Mixing:
         """Weights over the payloads given: a matrix where it is well filled, else the lists that make it."""
-        rows = len(indptr) - 1
+        rows, to = len(indptr) - 1, self._device
         slots = self._slots.get("slot", sources)
+
+        def bags(dtype: torch.dtype) -> Mixing:
+            return Mixing(
+                rows,
+                torch.from_numpy(weights).to(to, dtype),
+                torch.from_numpy(slots).to(to),
+                torch.from_numpy(indptr).to(to),
+                in_doubles=lambda: bags(torch.float64),
+            )
+
         if rows >= _DENSE_ROWS and len(slots) >= _DENSE_SHARE * rows * self.size:
             matrix = np.zeros(
                 (rows, self.size), dtype=np.float32 if self._dtype == torch.float32 else np.float64
             )
             row_starts = np.repeat(np.arange(0, matrix.size, self.size), np.diff(indptr))
             matrix.reshape(-1)[row_starts + slots] = weights
-            return Mixing(rows, torch.from_numpy(matrix).to(self._device))
-        to = self._device
-        return Mixing(
-            rows,
-            torch.from_numpy(weights).to(to, self._dtype),
-            torch.from_numpy(slots).to(to),
-            torch.from_numpy(indptr).to(to),
-        )
+            # A variable in doubles is short: no second matrix for it.
+            return Mixing(rows, torch.from_numpy(matrix).to(to), in_doubles=lambda: bags(torch.float64))
+        return bags(self._dtype)
 
     def sum_of(self, names: tuple[str, ...], sources: IntArray, weights: FloatArray) -> Tensors:
         """Σ weight · payload, a single row of each variable."""
         rows = self.take(names, sources)
-        share = torch.from_numpy(weights).to(self._device, self._dtype)
-        return {name: torch.mv(value.T, share)[None] for name, value in rows.items()}
+        share = torch.from_numpy(weights).to(self._device)
+        return {name: torch.mv(value.T, share.to(value.dtype))[None] for name, value in rows.items()}
 
     def take(self, names: tuple[str, ...], serials: IntArray) -> Tensors:
         """The rows of some payloads, in order; a view where they stand together."""
@@ -174,8 +201,8 @@ class Pool:
             at = torch.from_numpy(slots).to(self._device)
         return {name: self.rows[name][at] for name in names}
 
-    def _zeros(self, rows: int, length: int) -> Tensor:
+    def _zeros(self, rows: int, length: int, dtype: torch.dtype) -> Tensor:
         # Unused rows meet zero weights, and the product must be zero.
         if self._device.type == "cpu":
-            return lazy_zeros(rows, length, self._dtype)
-        return torch.zeros(rows, length, dtype=self._dtype, device=self._device)
+            return lazy_zeros(rows, length, dtype)
+        return torch.zeros(rows, length, dtype=dtype, device=self._device)
