@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
-from asyncfed.network.weights import Sends, SendersShares, Shares
+from asyncfed.network.weights import SendersShares, Sends, Shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,8 +87,8 @@ class Tally:
         own = clients[order]
         first = np.flatnonzero(np.diff(own, prepend=-1))
         number = np.empty(len(clients), dtype=np.int64)  # of its client's steps, each step
-        number[order] = self._steps[own] + 1 + np.arange(len(own)) - np.repeat(
-            first, np.diff(first, append=len(own))
+        number[order] = (
+            self._steps[own] + 1 + np.arange(len(own)) - np.repeat(first, np.diff(first, append=len(own)))
         )
         np.add.at(self._steps, clients, 1)
         new = self._absorbed[edges] == 0

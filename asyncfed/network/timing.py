@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from asyncfed.errors import ScenarioError
-from asyncfed.network.distributions import Distribution, Table, as_distribution
+from asyncfed.network.distributions import Constant, Distribution, Table, as_distribution
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
 from asyncfed.network.presence import Attendance, Presence
@@ -17,6 +18,7 @@ from asyncfed.network.schedules.asked import AskedSchedule
 from asyncfed.network.schedules.lockstep import LockstepSchedule
 from asyncfed.network.schedules.paced import PacedSchedule
 from asyncfed.network.server import Server
+from asyncfed.network.uptimes import WholeSteps
 from asyncfed.network.waves import Conversation, Recorder, Schedule
 from asyncfed.network.weights import Mixing
 from asyncfed.network.wire import Wire
@@ -27,20 +29,27 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
+# Of each run, by its randomness, the presence of so many clients: all its parts look at the same.
+_OPENED: WeakKeyDictionary[Streams, dict[int, Attendance]] = WeakKeyDictionary()
+
+
 @register("timing")
 @dataclass(frozen=True)
 class Lockstep:
     """The papers' model. A step is the unit of time.
 
     A topology's latencies and bandwidths play no part, its losses do. `loss` is for edges that
-    carry none of their own. `presence` says when clients are there, if they are not always.
+    carry none of their own. `presence` says when clients are there, if they are not always; it is looked at
+    at whole steps. `running_sums` are those of `VirtualTime`.
     """
 
     loss: float = 0.0
     presence: Presence | None = None
+    running_sums: bool | None = None
 
     def __post_init__(self) -> None:
         _check_presence(self.presence)
+        _check_running_sums(self.running_sums)
 
     def network(self, graph: nx.Graph) -> Network:
         return compile_network(graph, loss=self.loss)
@@ -63,9 +72,17 @@ class Lockstep:
         tally: Tally | None = None,
     ) -> Schedule:
         """One part of a method among peers."""
-        _refuse_presence(self.presence)
         wire = Wire(network, streams, recorder, instant=True)
-        return LockstepSchedule(wire, mixing, talk, snapshot_every, tally=tally)
+        attendance = self.attendance(network, network.n, streams)
+        if attendance is None and (network.lossless or not talk.recovers):
+            return LockstepSchedule(wire, mixing, talk, snapshot_every, tally=tally)
+        # Not every wave is everybody, or of one round: virtual time in which a step lasts one unit.
+        if attendance is not None:
+            attendance = replace(attendance, uptimes=WholeSteps(attendance.uptimes))
+        return PacedSchedule(
+            wire, mixing, streams, talk, max(1, round(snapshot_every)), compute=Constant(1.0),
+            factors=np.ones(network.n), horizon=None, attendance=attendance, tally=tally,
+        )  # fmt: skip
 
     def with_server(
         self, network: Network, streams: Streams, recorder: Recorder, server: Server
@@ -104,6 +121,9 @@ class VirtualTime:
         The virtual time at which the run ends; without it every client makes all of its steps.
     presence
         When clients are there, if they are not always.
+    running_sums
+        Whether what is lost on a link comes with the next message that gets through, among peers: by default
+        (None) for methods whose sums are wrong otherwise, as those of push-sum are.
     """
 
     compute: float | str | Distribution | Table = 1.0
@@ -114,9 +134,11 @@ class VirtualTime:
     horizon: float | None = None
     ordered: bool = True
     presence: Presence | None = None
+    running_sums: bool | None = None
 
     def __post_init__(self) -> None:
         _check_presence(self.presence)
+        _check_running_sums(self.running_sums)
         compute = self.compute if isinstance(self.compute, Table) else as_distribution(self.compute)
         if compute.mean <= 0:
             raise ScenarioError(
@@ -191,10 +213,10 @@ class VirtualTime:
         tally: Tally | None = None,
     ) -> Schedule:
         assert not isinstance(self.compute, (str, float, int))
-        _refuse_presence(self.presence)
         return PacedSchedule(
             Wire(network, streams, recorder, instant=False), mixing, streams, talk, snapshot_every,
-            compute=self.compute, factors=self._factor_array(network.n), horizon=self.horizon, tally=tally,
+            compute=self.compute, factors=self._factor_array(network.n), horizon=self.horizon,
+            attendance=self.attendance(network, network.n, streams), tally=tally,
         )  # fmt: skip
 
     def with_server(
@@ -238,13 +260,18 @@ def _check_presence(presence: object) -> None:
 def _attendance(
     presence: Presence | None, network: Network, clients: int, streams: Streams
 ) -> Attendance | None:
-    return None if presence is None else presence.attend(network.labels[:clients], clients, streams)
+    if presence is None:
+        return None
+    opened = _OPENED.setdefault(streams, {})
+    if clients not in opened:
+        opened[clients] = presence.attend(network.labels[:clients], clients, streams)
+    return opened[clients]
 
 
-def _refuse_presence(presence: Presence | None) -> None:
-    if presence is not None:
+def _check_running_sums(value: object) -> None:
+    if value is not None and not isinstance(value, bool):
         raise ScenarioError(
-            "presence is for methods with a server; among peers everybody is there from start to end"
+            f"running_sums is {value!r}; it must be True, False, or None for methods whose sums need them"
         )
 
 

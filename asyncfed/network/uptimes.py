@@ -6,6 +6,7 @@ asked in any order; what is kept is only what has been worked out.
 
     Always            everything is always on
     GivenTimes        intervals as given, of each thing its own, once or again and again
+    WholeSteps        the same things, looked at at whole times only
     AlternatingTimes  on and off by turns, for drawn times; the process is stationary from time 0 on
 """
 
@@ -272,3 +273,26 @@ class AlternatingTimes:
                 lasts[here] = law.residual(u[here], v[here]) if k == 0 else law.quantile(u[here])
         self._ends[k] = lasts if k == 0 else self._ends[k - 1] + lasts
         self._rows = k + 1
+
+
+class WholeSteps:
+    """Things as they are at whole times, at which alone they are looked at: on from one to another."""
+
+    def __init__(self, uptimes: Uptimes) -> None:
+        self._uptimes = uptimes
+
+    def on(self, things: IntArray, times: FloatArray | float) -> BoolArray:
+        return self._uptimes.on(things, times)
+
+    def next_on(self, thing: int, time: float) -> float:
+        there, time = time, -math.inf
+        while math.isfinite(there) and there > time:  # it may be off again at the next whole time
+            time = float(np.ceil(there))
+            there = self._uptimes.next_on(thing, time)
+        return there
+
+    def next_off(self, thing: int, time: float) -> float:
+        off = time
+        while math.isfinite(off) and (off == time or self._uptimes.next_on(thing, off) == off):
+            off = float(np.ceil(self._uptimes.next_off(thing, off)))
+        return off

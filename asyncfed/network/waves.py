@@ -19,7 +19,6 @@ import numpy as np
 
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 
-
 NO_NODES: IntArray = np.zeros(0, dtype=np.int64)
 
 
@@ -99,6 +98,7 @@ class Absorption:
 
     nodes: IntArray
     channels: tuple[Channel, ...]
+    empty: IntArray = field(default_factory=lambda: NO_NODES)  # who has nothing: it is where all began
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +113,10 @@ class Wave:
     part: int = 0  # which of the parts that were opened they are steps of
     readers: int | None = None  # how many nodes may ever absorb what these emit; None where it may be any
     elapsed: FloatArray | None = None  # among peers: since a node began its previous step; 0 for its first
-    reborn: IntArray = field(default_factory=lambda: NO_NODES)  # nodes that have forgotten everything before they absorb
-    leaving: IntArray = field(default_factory=lambda: NO_NODES)  # nodes that compute nothing and hand over what they hold
+    reborn: IntArray = field(
+        default_factory=lambda: NO_NODES
+    )  # nodes that have forgotten everything before they absorb
+    leaving: bool = False  # whether they compute nothing and hand over what they hold
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,6 @@ class Snapshot:
     part: int = 0
     unrecorded: Unrecorded = field(default_factory=Unrecorded)
     rounds: int | None = None  # of the server, where there is one
-    empty: IntArray = field(default_factory=lambda: NO_NODES)  # nodes that have nothing: they are judged by what everybody began with
 
 
 class Recorder(Protocol):

@@ -177,7 +177,7 @@ class PullShares:
         raise AssertionError("these weights are the receiver's")
 
     def of_receiver(self, messages: IntArray) -> FloatArray:
-        return 1.0 / (1.0 + messages)
+        return np.asarray(1.0 / (1.0 + messages), dtype=np.float64)
 
     def expected(self) -> tuple[FloatArray, FloatArray]:
         raise ScenarioError("the expected weights of a receiver are not known; use weights of the sender")

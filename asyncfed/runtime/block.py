@@ -115,6 +115,7 @@ class Block:
         self._home = Home(
             derivatives, self._data, clients, n, self.store["inner"], self._streams, server=server
         )
+        self._first_outer = self.store["outer"]
         self._samples = (*self._data.train.tensors, *self._home.outer.tensors)
         self._part: Part | None = None
         self._first_step = 0
@@ -162,11 +163,15 @@ class Block:
         """Absorb, compute, emit; returns the part's report. `part` is a round; None for the open part."""
         self._part_of(part)
         incoming = wave.incoming
-        whole = len(incoming.rows) == self.k and part is None
+        if len(wave.reborn):
+            self._forget(wave.reborn)
+        whole = len(incoming.rows) == self.k and part is None and not wave.leaving
         inbox = self._absorb(incoming, parcels, consume=whole)
         if self._home.server:
             return self._compute_server(inbox, wave)
         self._pool.release(wave.released)
+        if wave.leaving:
+            return self._hand_over(inbox, wave)
         if whole:
             return self._compute_whole(inbox, wave)
         return self._compute_some(inbox, wave)
@@ -251,6 +256,8 @@ class Block:
                 arrived = with_arrivals(name, own, channel.away, parcels, len(incoming.rows), self._device)
                 # Where nothing has come and nothing was there, it is zero.
                 totals[name] = self._zeros(incoming.rows, name) if arrived is None else arrived
+        if len(incoming.empty):
+            self._start_again(totals, incoming)
         each = self._single_messages(incoming, parcels) if self._current.each else None
         senders = senders_of(incoming) if self._home.server else None
         whose = type(self._current).__name__
@@ -315,6 +322,54 @@ class Block:
     def _precision(self, name: str) -> torch.dtype:
         """Of what the open part exchanges: the run's, or doubles."""
         return torch.float64 if name in self._exact else self._dtype
+
+    # --- coming and going ----------------------------------------------------------------------------
+
+    def _forget(self, rows: IntArray) -> Start | None:
+        """Nothing is left of what these nodes had; of a part among peers, returns how it starts."""
+        at, part = self._index(rows), self._part
+        first = {"inner": self._home.start, "outer": self._first_outer}
+        if part is None:  # beside them stands what clients remember from round to round: zero at first
+            first |= {
+                name: torch.zeros_like(value) for name, value in self.store.items() if name not in first
+            }
+        for name, value in first.items():
+            kept = self.store[name] = self.store[name].clone()
+            kept[at] = value[at]
+        if part is None:
+            return None
+        everyone = np.arange(self.k, dtype=np.int64)
+        start = part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
+        for name, value in start.memory.items():
+            kept = self._memory[name] = self._memory[name].clone()
+            kept[at] = value[at]
+        self._borrowed = set()
+        for residue in self._residue.values():
+            if residue is not None:
+                residue[at] = 0.0
+        return start
+
+    def _start_again(self, totals: Tensors, incoming: Incoming) -> None:
+        """Who has nothing stands where everybody began."""
+        start = self._forget(incoming.empty)
+        assert start is not None, "clients of a server stand on what it sends"
+        at = self._index(incoming.empty)
+        places = self._index(np.searchsorted(incoming.rows, incoming.empty))
+        for name, value in start.absorbed.items():
+            totals[name] = totals[name].index_copy(0, places, value[at])
+
+    def _hand_over(self, inbox: Inbox, wave: BlockWave) -> Reports:
+        """Who leaves computes nothing: all it has is its payload."""
+        rows = wave.incoming.rows
+        self._emitted = tuple(inbox)
+        self._pool.put(inbox, wave.emits)
+        for residue in self._residue.values():
+            if residue is not None:
+                residue[self._index(rows)] = 0.0
+        if self._tap is not None:
+            held = {name: value.clone() for name, value in inbox.items()}
+            self._tap(Observation(self.clients[rows], wave.steps, held, Step(held), self._current))
+        return {}
 
     # --- computing and emitting ----------------------------------------------------------------------
 

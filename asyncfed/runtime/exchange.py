@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.network.serials import SerialTable
-from asyncfed.network.waves import Absorption, Channel, Common, MatrixSums, Sums, Wave
+from asyncfed.network.waves import NO_NODES, Absorption, Channel, Common, MatrixSums, Sums, Wave
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -72,6 +72,7 @@ class Incoming:
 
     rows: IntArray
     channels: tuple[Taken, ...]
+    empty: IntArray = field(default_factory=lambda: NO_NODES)  # places of those who have nothing
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,11 @@ class BlockWave:
     emits: IntArray
     released: IntArray
     exports: bool = False  # whether others may read its rows
+    elapsed: FloatArray | None = None  # of a wave among peers
+    reborn: IntArray = field(
+        default_factory=lambda: NO_NODES
+    )  # places of those who have forgotten everything
+    leaving: bool = False  # whether nothing is computed, and everything handed over
 
 
 @dataclass(frozen=True)
@@ -178,7 +184,11 @@ class Exchange:
             released = np.array(self._to_release[place], dtype=np.int64)
             self._to_release[place] = []
             exports = len(self.ranges) > 1 and (wave.readers is None or last - first <= wave.readers)
-            part = BlockWave(incoming, wave.steps[first:last], wave.emits[first:last], released, exports)
+            part = BlockWave(
+                incoming, wave.steps[first:last], wave.emits[first:last], released, exports,
+                elapsed=None if wave.elapsed is None else wave.elapsed[first:last],
+                reborn=self._at_home(wave.reborn, place), leaving=wave.leaving,
+            )  # fmt: skip
             tasks.append(Task(place, part, needs))
         return tasks
 
@@ -225,7 +235,12 @@ class Exchange:
         channels = tuple(
             self._channel(channel, place, first, last, needs, single) for channel in absorption.channels
         )
-        return Incoming(rows, channels), needs
+        return Incoming(rows, channels, self._at_home(absorption.empty, place)), needs
+
+    def _at_home(self, nodes: IntArray, place: int) -> IntArray:
+        """Those that the block at `place` holds, by their places in it."""
+        start, stop = self.ranges[place]
+        return nodes[(nodes >= start) & (nodes < stop)] - start if len(nodes) else nodes
 
     def _channel(
         self, channel: Channel, place: int, first: int, last: int, needs: list[Need], single: bool

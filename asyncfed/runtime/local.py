@@ -86,7 +86,10 @@ class LocalBackend:
         if self._server is not None and int(wave.absorption.nodes[0]) == self._problem.clients:
             block = self._server
             self._clients.release(released)  # what it has of it is in the parcels
-        made = BlockWave(incoming, wave.steps, wave.emits, released)
+        made = BlockWave(
+            incoming, wave.steps, wave.emits, released, elapsed=wave.elapsed, reborn=wave.reborn,
+            leaving=wave.leaving,
+        )  # fmt: skip
         report = block.run(made, parcels, round)
         if block is self._server:
             self._standing |= report
@@ -119,7 +122,7 @@ class LocalBackend:
     def _incoming(self, absorption: Absorption, act: Act | None) -> tuple[Incoming, list[Tensors]]:
         if self._server is None:
             home = tuple(Taken(channel.names, channel) for channel in absorption.channels)
-            return Incoming(absorption.nodes, home), []
+            return Incoming(absorption.nodes, home, absorption.empty), []
         channels, parcels = [], []
         for channel in absorption.channels:
             away: Away

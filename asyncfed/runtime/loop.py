@@ -91,9 +91,11 @@ def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
     bilevel = any(part.ends_outer_step for part in parts)
     outer_step = 0 if bilevel else None
     for number, part in enumerate(parts):
+        recovers = stage.scene.timing.running_sums
         talk = Conversation(
-            part.name, part.kind, part.steps, _bytes(part, stage), first_step, now, part=number
-        )
+            part.name, part.kind, part.steps, _bytes(part, stage), first_step, now, part=number,
+            conserves=part.conserves, recovers=part.conserves if recovers is None else recovers,
+        )  # fmt: skip
         # Only the inner steps show p: where hypergradients travel, messages have other weights.
         wanted = part.sends and part.judged and any(later.estimates for later in parts[number + 1 :])
         tally = Tally(stage.scene.network) if wanted else None

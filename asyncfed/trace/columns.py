@@ -14,6 +14,10 @@ The status of a message decides which of its columns hold a value:
     link_down   null                   null              null     0
     in_flight   when it would arrive   null              share    payload
     late        when it arrived        null              share    payload
+    carried     when its carrier did   who absorbed it   share    payload
+
+A carried message was lost, and what it held was absorbed with the next one that got through on its link
+(running sums); it is not counted as delivered.
 
 Of methods with a server, the step of a message is the number of its round, of requests and answers alike. An
 answer used in its own round has absorbed_step = step, one kept for a later round has more, and one that was
@@ -102,6 +106,7 @@ class Totals(NamedTuple):
     link_down: int = 0
     in_flight: int = 0
     late: int = 0
+    carried: int = 0
     bytes: int = 0
 
     @classmethod

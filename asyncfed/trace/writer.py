@@ -362,7 +362,7 @@ class _Stash:
 def _message_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
     status = _within(stash, "status", len(Status))
     sent = status != Status.LINK_DOWN
-    delivered = status == Status.DELIVERED
+    absorbed = (status == Status.DELIVERED) | (status == Status.CARRIED)
     arriving = sent & (status != Status.LOST)
     arrived_at = stash.numbers("arrived_at", np.float64)
     absorbed_step = stash.numbers("absorbed_step", np.int32)
@@ -375,7 +375,7 @@ def _message_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
         "status": pa.DictionaryArray.from_arrays(status, pa.array(STATUS_NAMES)),
         "sent_at": stash.numbers("sent_at", np.float64),
         "arrived_at": _nullable(arrived_at, arriving & ~np.isnan(arrived_at)),
-        "absorbed_step": _nullable(absorbed_step, delivered & (absorbed_step >= 0)),
+        "absorbed_step": _nullable(absorbed_step, absorbed & (absorbed_step >= 0)),
         "weight": _nullable(weight, sent & ~np.isnan(weight)),
         "bytes": payload * sent,
         "phase": stash.text(0),

@@ -57,7 +57,7 @@ class Recording:
             status = row["status"] = Status(row["status"])
             if status in (Status.LOST, Status.LINK_DOWN):
                 row["arrived_at"] = None
-            if status != Status.DELIVERED:
+            if status not in (Status.DELIVERED, Status.CARRIED):
                 row["absorbed_step"] = None
             if status == Status.LINK_DOWN:
                 assert row["weight"] == 0
@@ -88,6 +88,7 @@ class Setting:
     snapshot_every: float = 1.0
     tallied: bool = True
     pulled: bool = False  # a second variable, "y", is weighed by its receivers
+    recovers: bool = False
 
     def __repr__(self) -> str:
         values = {k: v for k, v in vars(self).items() if k != "graph"}
@@ -161,8 +162,9 @@ def play(setting: Setting, **changes: Any) -> Played:
     network = timing.network(setting.graph)
     recording, tally = Recording(), Tally(network)
     talk = Conversation(
-        "inner", "push", setting.steps, setting.message_bytes, setting.first_step, setting.started_at
-    )
+        "inner", "push", setting.steps, setting.message_bytes, setting.first_step, setting.started_at,
+        conserves=True, recovers=setting.recovers,
+    )  # fmt: skip
     mixing: Mixing = ((("z",), setting.weights.prepare(network)),)
     if setting.pulled:
         mixing = (*mixing, (("y",), PullShares(network)))

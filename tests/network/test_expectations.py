@@ -31,7 +31,7 @@ from asyncfed.network import (
 )
 from asyncfed.network.links import Network, compile_network
 from asyncfed.network.waves import Conversation, Status
-from asyncfed.network.weights import Shares
+from asyncfed.network.weights import Sends, Shares
 from asyncfed.rng import Streams
 from tests.network.played import Played, Setting, entries, play, settings_of
 
@@ -176,24 +176,23 @@ def test_what_others_do_leaves_a_clients_knowledge_as_it_is() -> None:
     into_2 = np.flatnonzero(network.receivers == 2)
     own = np.array([0.25, 0.0, 0.5])
     for tally in (alone, together):
-        tally.stepped(2)
-        tally.sent(2, own, 0.25)
-        tally.absorbed(2, into_2[[0, 2, 2]])
-        tally.stepped(2)
+        tally.sent(Sends.by(network, np.array([2])), own, np.array([0.25]))
+        tally.stepped(np.array([2, 2]), into_2[[0, 2, 2]], np.zeros(3, dtype=np.int64))
     before = alone.of(2)
     assert before == Knowledge({0: 0.25, 3: 0.5}, 0.25, {0: 0.5, 3: 1.0})
     for client in (0, 1, 3):
-        together.stepped(client)
-        together.sent(client, np.full(3, 0.25), 0.25)
-        together.absorbed(client, np.flatnonzero(network.receivers == client))
+        together.sent(Sends.by(network, np.array([client])), np.full(3, 0.25), np.array([0.25]))
+        into = np.flatnonzero(network.receivers == client)
+        together.stepped(np.array([client]), into, np.zeros_like(into))
     assert together.of(2) == before
     assert alone.of(0) == Knowledge({}, 1.0, {})
 
 
 def test_a_tally_that_is_fed_somebody_elses_messages_says_so() -> None:
     network = compile_network(complete(3, directed=True))
+    into = np.flatnonzero(network.receivers == 1)
     with pytest.raises(AssertionError, match="a client counts what reaches itself"):
-        Tally(network).absorbed(0, np.flatnonzero(network.receivers == 1))
+        Tally(network).stepped(np.array([0]), into, np.zeros_like(into))
 
 
 @law
@@ -232,9 +231,7 @@ def test_without_a_single_send_there_is_nothing_to_expect() -> None:
     ):
         Tally(network).expectations()
     tally = Tally(network)
-    tally.sent(1, np.array([0.5, 0.0]), 0.5)
-    tally.stepped(1)
-    tally.absorbed(2, np.flatnonzero(network.receivers == 2)[:1])  # at the end, by one who made no step
+    tally.sent(Sends.by(network, np.array([1])), np.array([0.5, 0.0]), np.array([0.5]))
     expectations = tally.expectations()
     assert expectations.sent.tolist() == [0, 0, 0.5, 0, 0, 0]
     assert expectations.kept.tolist() == [1.0, 0.5, 1.0]
@@ -341,9 +338,9 @@ def test_debiased_weights_are_constant_while_a_link_is_up_and_nothing_else_matte
         assert kept.tolist() == expectations.kept.tolist()
         for sender in range(5):
             links = slice(network.first[sender], network.first[sender + 1])
-            own, keeps = debiased.of_sender(sender, up[links])
+            own, keeps = debiased.of_senders(Sends.by(network, np.array([sender])), up[links])
             assert own.tolist() == weights[links].tolist()
-            assert keeps == kept[sender]
+            assert keeps.tolist() == [kept[sender]]
     mean, kept = debiased.expected()
     assert mean == pytest.approx(always * network.probability, rel=1e-15)
     assert kept.tolist() == expectations.kept.tolist()

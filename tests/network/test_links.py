@@ -137,11 +137,14 @@ def test_links_are_independent_of_one_another_and_of_the_step_before(kind: Any) 
 def test_one_senders_links_are_the_slice_of_everybodys(kind: Any) -> None:
     network = compile_network(stochastic(nx.gnp_random_graph(7, 0.6, seed=5, directed=kind is nx.DiGraph), 5))
     fresh = compile_network(stochastic(nx.gnp_random_graph(7, 0.6, seed=5, directed=kind is nx.DiGraph), 5))
+    streams = Streams(9)
     for step in [*range(50), 0, 3]:
         whole = network.up(Streams(9), step)
         for sender in (6, 0, 3, 1):
             lo, hi = network.first[sender], network.first[sender + 1]
-            assert fresh.up_from(Streams(9), sender, step).tolist() == whole[lo:hi].tolist()
+            edges = np.arange(lo, hi)
+            steps = np.full(len(edges), step)
+            assert fresh.up_of(streams, edges, steps).tolist() == whole[lo:hi].tolist()
 
 
 def test_a_network_that_was_used_with_another_seed_still_draws_from_the_right_one() -> None:
@@ -179,10 +182,9 @@ def test_each_link_draws_its_latency_from_its_own_distribution() -> None:
     network = compile_network(graph, latency="uniform(1, 5)")
     streams = Streams(3)
     u = streams.uniforms("latency", 8, 0, 3)
-    assert network.latencies(streams, 8, 0, 3) == pytest.approx(
-        [2.0, -3 * np.log1p(-u[1]), 1 + 4 * u[2]], rel=1e-15
-    )
-    assert network.latencies(streams, 8, 1, 3).tolist() == network.latencies(streams, 8, 0, 3)[1:].tolist()
+    found = network.latencies_of(streams, np.arange(3), np.full(3, 8))
+    assert found == pytest.approx([2.0, -3 * np.log1p(-u[1]), 1 + 4 * u[2]], rel=1e-15)
+    assert network.latencies_of(streams, np.arange(1, 3), np.full(2, 8)).tolist() == found[1:].tolist()
 
 
 def test_the_users_own_graph_with_labels_of_any_kind() -> None:
@@ -222,7 +224,7 @@ def test_a_silent_network_has_the_clients_and_no_links() -> None:
     silent = compile_network(stochastic(nx.complete_graph(4), seed=1)).silent()
     assert (silent.n, silent.edges, silent.lossless) == (4, 0, True)
     assert silent.up(Streams(0), 3).tolist() == []
-    assert silent.up_from(Streams(0), 2, 3).tolist() == []
+    assert silent.up_of(Streams(0), np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
 
 
 @pytest.mark.parametrize(

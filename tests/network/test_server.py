@@ -488,7 +488,11 @@ def test_a_request_that_a_newer_one_has_overtaken_is_forgotten(ordered: bool, wo
     to_client_1 = edges_of(network).index((2, 1))
 
     def takes(seed: int, attempt: int) -> float:
-        return float(network.latencies(Streams(seed), attempt, 0, network.edges)[to_client_1])
+        return float(
+            network.latencies_of(Streams(seed), np.arange(network.edges), np.full(network.edges, attempt))[
+                to_client_1
+            ]
+        )
 
     seed = next(seed for seed in range(1000) if takes(seed, 0) > 9 and takes(seed, 1) < 1)
     asks = ask_of([0, 1]), ask_of([0, 1]), ask_of([0], work=20.0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import Network, compile_network
-from asyncfed.network.weights import FastestMixing, Given, Metropolis, Shares, Uniform, Weights
+from asyncfed.network.weights import FastestMixing, Given, Metropolis, Sends, Shares, Uniform, Weights
 from asyncfed.rng import Streams
 
 
@@ -82,9 +82,9 @@ def test_a_senders_shares_sum_to_one_and_only_live_links_carry_any(data: st.Data
         assert (weights[~up] == 0).all()
         for sender in range(network.n):
             links = slice(network.first[sender], network.first[sender + 1])
-            own, keeps = shares.of_sender(sender, up[links])
+            own, keeps = shares.of_senders(Sends.by(network, np.array([sender])), up[links])
             assert own.tolist() == weights[links].tolist()
-            assert keeps == kept[sender]
+            assert keeps.tolist() == [kept[sender]]
 
 
 def test_uniform_is_one_over_the_realised_out_links_and_self() -> None:
@@ -112,7 +112,7 @@ def enumerated(network: Network, shares: Shares) -> tuple[np.ndarray, np.ndarray
         p = network.probability[links]
         for pattern in itertools.product([False, True], repeat=len(p)):
             up = np.array(pattern, dtype=bool)
-            weights, keeps = shares.of_sender(sender, up)
+            weights, (keeps,) = shares.of_senders(Sends.by(network, np.array([sender])), up)
             chance = np.where(up, p, 1 - p).prod()
             sent[links] += chance * weights
             kept[sender] += chance * keeps
@@ -238,7 +238,7 @@ def test_a_network_without_links_keeps_everything() -> None:
     for rule in (Uniform(), Metropolis(), FastestMixing(), Given(tuple(map(tuple, np.eye(3))))):
         shares = rule.prepare(network)
         assert matrix(network, shares, all_up(network)).tolist() == np.eye(3).tolist()
-        assert shares.of_sender(1, np.zeros(0, dtype=bool))[1] == 1.0
+        assert shares.of_senders(Sends.by(network, np.array([1])), np.zeros(0, dtype=bool))[1] == [1.0]
         assert shares.doubly_stochastic
 
 

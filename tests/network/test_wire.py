@@ -39,9 +39,10 @@ def test_a_link_does_the_same_for_a_peer_and_for_a_server(
     for step, times in enumerate(at):
         for sender, now in enumerate(times.tolist()):
             edges = np.arange(network.first[sender], network.first[sender + 1])
-            up = of_peer.up_from(sender, step)
-            one = of_peer.send_from(sender, step, up, now, 20)
-            other = of_server.send(edges, step, np.full(len(edges), now), 20)
+            steps, times_sent = np.full(len(edges), step), np.full(len(edges), now)
+            up = of_peer.up_of(edges, steps)
+            one = of_peer.send_many(edges, steps, up, times_sent, 20, np.zeros_like(edges))
+            other = of_server.send(edges, step, times_sent, 20)
             assert one.up.tolist() == other.up.tolist()
             assert one.goes.tolist() == other.goes.tolist()
             assert np.array_equal(one.status, other.status)  # one number where all are delivered
@@ -121,7 +122,7 @@ def test_a_lost_message_holds_nobody_up() -> None:
     newest = -np.inf
     for step in range(60):
         fate = link.send(np.array([0]), step, np.array([float(step)]), 8)
-        own = step + network.latencies(Streams(3), step, 0, 1)[0]
+        own = step + network.latencies_of(Streams(3), np.array([0]), np.array([step]))[0]
         if fate.goes[0]:
             newest = max(newest, own)
             assert fate.arrives[0] == newest

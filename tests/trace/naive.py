@@ -37,9 +37,9 @@ def random_messages(nodes: int, count: int, seed: int = 0, pairs: int | None = N
     messages = []
     for position in range(count):
         edge = int(rng.integers(pairs))
-        status = Status(rng.choice(5, p=[0.4, 0.1, 0.3, 0.1, 0.1]))
+        status = Status(rng.choice(6, p=[0.4, 0.1, 0.2, 0.1, 0.1, 0.1]))
         sent_at = position / 50 + float(rng.random())
-        arrives = status in (Status.DELIVERED, Status.IN_FLIGHT, Status.LATE)
+        arrives = status in (Status.DELIVERED, Status.IN_FLIGHT, Status.LATE, Status.CARRIED)
         up = status != Status.LINK_DOWN
         phase, kind = PHASES[int(rng.integers(3))]
         messages.append(
@@ -50,7 +50,9 @@ def random_messages(nodes: int, count: int, seed: int = 0, pairs: int | None = N
                 status=status.name.lower(),
                 sent_at=sent_at,
                 arrived_at=sent_at + float(rng.exponential()) if arrives else None,
-                absorbed_step=int(sent_at) + int(rng.integers(0, 4)) if status == Status.DELIVERED else None,
+                absorbed_step=int(sent_at) + int(rng.integers(0, 4))
+                if status in (Status.DELIVERED, Status.CARRIED)
+                else None,
                 weight=float(rng.random()) if up else None,
                 bytes=int(rng.integers(1, 10**6)) if up else 0,
                 phase=phase,
@@ -131,7 +133,7 @@ def write(
 def counts(messages: Sequence[Message]) -> dict[str, int]:
     by_status = {
         name: sum(m.status == name for m in messages)
-        for name in ("delivered", "lost", "link_down", "in_flight", "late")
+        for name in ("delivered", "lost", "link_down", "in_flight", "late", "carried")
     }
     return {
         "attempts": len(messages),

@@ -115,20 +115,22 @@ def test_a_trace_does_not_change_with_the_tail_it_was_opened_at(tmp_path: Path) 
 
 
 def test_one_number_stands_for_all_rows_and_the_status_decides_what_is_null(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path, 5) as writer:
+    with TraceWriter(tmp_path, 6) as writer:
         writer.messages(
-            sender=0, receiver=np.arange(5), status=np.arange(5), step=3, phase="p", kind="k", **LOCKSTEP
+            sender=0, receiver=np.arange(6), status=np.arange(6), step=3, phase="p", kind="k", **LOCKSTEP
         )
         writer.messages(sender=1, receiver=2, status=Status.DELIVERED, step=4, phase="p", kind="k",
                         sent_at=4.0, arrived_at=5, absorbed_step=-1, weight=math.nan, bytes=7)  # fmt: skip
     rows = pq.read_table(tmp_path / "messages-00000.parquet").to_pydict()
-    assert rows["sender"] == [0, 0, 0, 0, 0, 1]
-    assert rows["status"] == ["delivered", "lost", "link_down", "in_flight", "late", "delivered"]
-    assert rows["arrived_at"] == [4.0, None, None, 4.0, 4.0, 5.0]
-    assert rows["absorbed_step"] == [4, None, None, None, None, None]
-    assert rows["weight"] == [0.25, 0.25, None, 0.25, 0.25, None]
-    assert rows["bytes"] == [100, 100, 0, 100, 100, 7]
-    assert writer.totals == Totals(sent=5, delivered=2, lost=1, link_down=1, in_flight=1, late=1, bytes=407)
+    assert rows["sender"] == [0, 0, 0, 0, 0, 0, 1]
+    assert rows["status"] == ["delivered", "lost", "link_down", "in_flight", "late", "carried", "delivered"]
+    assert rows["arrived_at"] == [4.0, None, None, 4.0, 4.0, 4.0, 5.0]
+    assert rows["absorbed_step"] == [4, None, None, None, None, 4, None]
+    assert rows["weight"] == [0.25, 0.25, None, 0.25, 0.25, 0.25, None]
+    assert rows["bytes"] == [100, 100, 0, 100, 100, 100, 7]
+    assert writer.totals == Totals(
+        sent=6, delivered=2, lost=1, link_down=1, in_flight=1, late=1, carried=1, bytes=507
+    )
 
 
 def test_totals_count_what_is_written_and_what_is_not(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Steps that are decided, and the waves they are handed out in.
 
 A step stands one deeper than the deepest step it absorbs from, among those that are handed out together; a
-wave is the steps of one depth. A payload is released with the last wave that absorbs it.
+wave is the steps of one depth (those that only hand over what they hold apart). A payload is released with
+the last wave that absorbs it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asyncfed.network.links import BoolArray, FloatArray, IntArray
+from asyncfed.network.links import FloatArray, IntArray
 from asyncfed.network.schedules.paces import Steps, joined_steps, no_steps
 from asyncfed.network.serials import SerialTable
-from asyncfed.network.waves import Absorption, Sums, Wave
+from asyncfed.network.waves import NO_NODES, Absorption, Sums, Wave
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +147,7 @@ class HandingOut:
         if not len(out.emits):
             return out, []
         self.waiting = self.waiting.at(np.flatnonzero(~ready))
-        depth = out.depths()
+        depth = 2 * out.depths() + out.steps.leaving  # who leaves goes apart
         order = np.lexsort((out.steps.client, depth))
         ordered, depth = out.at(order), depth[order]
         over, last = self._used(ordered.absorbed.sources, depth[ordered.absorbed.row_of])
@@ -161,7 +162,7 @@ class HandingOut:
         return out, waves
 
     def _used(self, serials: IntArray, depth: IntArray | None = None) -> tuple[IntArray, IntArray]:
-        """Payloads are absorbed (at some depths): those that nobody wants any more, and the deepest of each."""
+        """Payloads are absorbed, at some depths: those that nobody wants any more, and the deepest of each."""
         found, inverse, counts = np.unique(serials, return_inverse=True, return_counts=True)
         uses = self._payloads.get("uses", found) - counts
         self._payloads.set("uses", found, uses)
@@ -182,10 +183,6 @@ class HandingOut:
             float(steps.started.max()),
             self._part,
             elapsed=steps.elapsed,
-            reborn=_only(steps.client, steps.reborn),
-            leaving=_only(steps.client, steps.leaving),
+            reborn=steps.client[steps.reborn] if steps.reborn.any() else NO_NODES,
+            leaving=bool(steps.leaving[0]),
         )
-
-
-def _only(clients: IntArray, some: BoolArray) -> IntArray:
-    return clients[some] if some.any() else np.zeros(0, dtype=np.int64)

@@ -1,11 +1,11 @@
 """Messages among peers that are under way, in columns; and what becomes of those that get lost.
 
 A message that is lost is lost for good, unless the network keeps *running sums* (Hadjicostis, Vaidya &
-Domínguez-García 2016; Spiridonoff, Olshevsky & Paschalidis 2020): on every link a sender then sends the sum of
-all it ever sent there, and a receiver takes the difference to the last one it has. So what was lost comes
-with the next message that gets through. Here that is: the lost payload, with its weight, is absorbed together
-with its *carrier*. Messages are no longer for it. What waits for a carrier is the sender's, who loses it in a
-crash.
+Domínguez-García 2016; Spiridonoff, Olshevsky & Paschalidis 2020): on every link a sender then sends the sum
+of all it ever sent there, and a receiver takes the difference to the last one it has. So what was lost comes
+with the next message that gets through. Here that is: the lost payload, with its weight, is absorbed
+together with its *carrier*, and a message is no longer for it. What waits for a carrier is the sender's, who
+loses it in a crash.
 """
 
 from __future__ import annotations

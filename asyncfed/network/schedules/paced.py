@@ -22,6 +22,7 @@ by what the step began from.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,10 @@ class PacedSchedule:
         self._own = np.full(n, -1, dtype=np.int64)
         self._kept = np.ones((n, len(mixing)))
         self._begun = np.full(n, talk.first_step, dtype=np.int64)  # steps
-        self._at_work, self._its_payload = no_steps(), np.zeros(0, dtype=np.int64)  # steps that have not ended
+        self._at_work, self._its_payload = (
+            no_steps(),
+            np.zeros(0, dtype=np.int64),
+        )  # steps that have not ended
         self._end = talk.started_at  # of the last step
 
     def __iter__(self) -> Iterator[Wave | Snapshot]:
@@ -100,8 +104,7 @@ class PacedSchedule:
     # --- a window of time ----------------------------------------------------------------------------
 
     def _decide(self, before: float) -> float:
-        """What begins before a time, and what is sent by then; returns the time, which may be an earlier one.
-        """
+        """What begins before a time, and what is sent by then; returns that time, or an earlier one."""
         paces, at_work = self._paces, self._at_work
         waking = self._next_waking() if np.isfinite(paces.hollow).any() else None
         if waking is not None:  # what is sent may wake somebody: no further than to the next sending
@@ -257,8 +260,7 @@ class PacedSchedule:
         place: IntArray,
         messages: IntArray,
     ) -> Absorbed:
-        """What clients take in, each in the order of senders and of their steps, its own payload among them.
-        """
+        """What clients take in, in the order of senders and of their steps, each its own payload too."""
         have = np.flatnonzero(own >= 0)
         row = np.concatenate([place, have])
         weights = np.concatenate([letters.weights, share[have]])
@@ -266,7 +268,10 @@ class PacedSchedule:
         for channel, (_, shares) in enumerate(self._mixing):
             if shares.by_receiver:
                 weights[:, channel] = np.where(carried, 0.0, shares.of_receiver(messages)[row])
-        sources, senders = np.concatenate([letters.serial, own[have]]), np.concatenate([letters.sender, clients[have]])
+        sources, senders = (
+            np.concatenate([letters.serial, own[have]]),
+            np.concatenate([letters.sender, clients[have]]),
+        )
         order = np.lexsort((np.concatenate([letters.step, steps[have] - 1]), senders))
         return in_rows(len(clients), row[order], sources[order], senders[order], weights[order])
 
@@ -301,7 +306,9 @@ class PacedSchedule:
         ended = self._begun - ~idle
         unrecorded = Unrecorded()
         if final:
-            self._record(letters, _arrived(letters), self._begun[letters.receiver], messages[letters.receiver])
+            self._record(
+                letters, _arrived(letters), self._begun[letters.receiver], messages[letters.receiver]
+            )
             late = box.at(~arrived)
             gone = late.arrives <= time
             self._record(late.at(gone), int(Status.LOST), -1)
@@ -314,9 +321,8 @@ class PacedSchedule:
             sent = len(box) + waits
             unrecorded = Unrecorded(here, sent - here, sent * self._talk.message_bytes)
         absorption = absorbed.absorption(everyone, tuple(names for names, _ in self._mixing))
-        return Snapshot(
-            absorption, time, ended, final, self._talk.part, unrecorded, empty=np.flatnonzero(empty)
-        )
+        absorption = replace(absorption, empty=np.flatnonzero(empty))
+        return Snapshot(absorption, time, ended, final, self._talk.part, unrecorded)
 
     # --- the trace -----------------------------------------------------------------------------------
 
@@ -369,7 +375,9 @@ def _first_after(steps: Steps, letters: Letters, until: float) -> IntArray:
         clients * width + rank[: len(order)], letters.receiver[some] * width + rank[len(order) :]
     )
     found[found == len(order)] = 0
-    there = (clients[found] == letters.receiver[some]) & (steps.started[order[found]] >= letters.arrives[some])
+    there = (clients[found] == letters.receiver[some]) & (
+        steps.started[order[found]] >= letters.arrives[some]
+    )
     place[some[there]] = order[found[there]]
     return place
 

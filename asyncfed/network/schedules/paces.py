@@ -102,7 +102,8 @@ class Paces:
 
     def empty(self, now: float) -> BoolArray:
         """Who has nothing at that time: it has crashed, or has not come yet, and nothing has reached it."""
-        return np.isfinite(self.hollow) & (self._crashed <= now)
+        nothing: BoolArray = np.isfinite(self.hollow) & (self._crashed <= now)
+        return nothing
 
     def wake(self, client: int, time: float) -> None:
         """A message has reached one who has nothing: it begins from that."""
@@ -125,8 +126,8 @@ class Paces:
         if len(ahead) > most:
             until = min(until, float(ahead.started[most]))
         if singly and len(ahead):
-            until = min(until, float(ahead.ended[ahead.started < until].min(initial=np.inf)))
-        count = int(np.searchsorted(ahead.started, until))
+            until = min(until, float(ahead.ended[: _before(ahead, until)].min(initial=np.inf)))
+        count = _before(ahead, until)
         self._ahead = ahead.at(slice(count, None))
         return ahead.at(slice(count)), until
 
@@ -140,7 +141,7 @@ class Paces:
             bunches.append(self._begin(begin))
             begin = begin[self._start[begin] < before]
         steps = joined_steps(bunches)
-        self._ahead = steps.at(np.lexsort((steps.client, steps.started)))
+        self._ahead = steps.at(np.lexsort((steps.client, ~steps.leaving, steps.started)))
         self._until = max(self._until, before)
 
     def _begin(self, clients: IntArray) -> Steps:
@@ -157,9 +158,8 @@ class Paces:
             made &= ~beyond
             self._refused = max(self._refused, float(started[beyond].max()))
             self._start[clients[beyond]] = np.inf
-        clients, number, started, ended, leaving = (
-            column[made] for column in (clients, number, started, ended, leaving)
-        )
+        clients, number, leaving = clients[made], number[made], leaving[made]
+        started, ended = started[made], ended[made]
         before = self._before[clients]
         elapsed = np.where(np.isnan(before), 0.0, started - before)
         steps = Steps(
@@ -230,3 +230,10 @@ class Paces:
             if made[at] and not leaving[at]:
                 ended[at] = end
         return made
+
+
+def _before(steps: Steps, time: float) -> int:
+    """How many of these begin before a time. Who leaves at that time does so first, as one who sends does."""
+    leaving = steps.leaving[: np.searchsorted(steps.started, time, side="right")]
+    begun = int(np.searchsorted(steps.started, time))
+    return begun + int(leaving[begun:].sum())
