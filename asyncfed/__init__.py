@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         TopologyError,
         TraceError,
         UnknownNameError,
+        UnsoundWarning,
     )
     from asyncfed.estimation import HypergradientEstimate, hypergradient
     from asyncfed.goals import AtLeast, AtMost
@@ -56,6 +57,7 @@ _HOMES = {
         "TopologyError",
         "TraceError",
         "UnknownNameError",
+        "UnsoundWarning",
     ),
     "asyncfed.estimation": ("HypergradientEstimate", "hypergradient"),
     "asyncfed.goals": ("AtLeast", "AtMost"),
@@ -103,6 +105,7 @@ __all__ = [
     "Trace",
     "TraceError",
     "UnknownNameError",
+    "UnsoundWarning",
     "VirtualTime",
     "hypergradient",
     "load",

@@ -59,15 +59,19 @@ class RunError(AsyncfedError, RuntimeError):
 class DivergenceError(RunError):
     """A value stopped being finite: of a client, or of the server, which is the node `client` then."""
 
-    def __init__(self, client: int, step: int, quantity: str, value: float, *, server: bool = False) -> None:
+    def __init__(
+        self, client: int, step: int, quantity: str, value: float, *, server: bool = False, cause: str = ""
+    ) -> None:
         whose, data = ("the server", "what it began with") if server else (f"client {client}", "its data")
         super().__init__(
-            f"{quantity} of {whose} became {value} at step {step}; lower the learning rate, or look at {data}"
+            f"{quantity} of {whose} became {value} at step {step}; "
+            + (cause or f"lower the learning rate, or look at {data}")
         )
-        self.client, self.step, self.quantity, self.value, self.server = client, step, quantity, value, server
+        self.client, self.step, self.quantity, self.value = client, step, quantity, value
+        self.server, self.cause = server, cause
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(type(self), server=self.server)
+        made = partial(type(self), server=self.server, cause=self.cause)
         return made, (self.client, self.step, self.quantity, self.value)
 
 
@@ -116,3 +120,7 @@ class UnsoundWarning(UserWarning):
 
 class TraceError(AsyncfedError, ValueError):
     """A run directory or a trace file that is truncated, foreign or of another version."""
+
+
+class UnsoundWarning(UserWarning):
+    """A method that the network gives no right to its answer."""

@@ -47,6 +47,11 @@ class Result:
     def complete(self) -> bool:
         return self.status == "complete"
 
+    @property
+    def warnings(self) -> list[str]:
+        """Why the network gave the method no right to its answer, said before the run; mostly nothing."""
+        return list(self.manifest.get("warnings", []))
+
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """One row per evaluation: step, virtual_time, train_loss, the problem's metrics over all test

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.errors import ScenarioError, UnknownNameError, UnsoundWarning
 from asyncfed.goals import Goal
 from asyncfed.plain import plain
 from asyncfed.protocols.part import Scene, Tensors
@@ -100,7 +101,12 @@ def run(
         changes in place, or keeps without returning it, shows. Slow.
     """
     clients_per_actor = plain(clients_per_actor)
-    scene = check(scenario)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        scene = check(scenario)
+    for warning in noted:
+        warnings.warn(warning.message, stacklevel=2)
+    unsound = [str(warning.message) for warning in noted if issubclass(warning.category, UnsoundWarning)]
     network, peers = scene.network, scenario.protocol.server is None
     start = _initial(scenario, scene, initial)
     _check_options(backend, clients_per_actor, device, tap, strict)
@@ -112,6 +118,7 @@ def run(
         "seed": int(scenario.seed),
         "nodes": network.n,
         **({"initial": sorted(start)} if start else {}),
+        **({"warnings": unsound} if unsound else {}),
     }
     directory.write_manifest(status="running", **manifest)
     writer = TraceWriter(directory.trace, nodes=network.n, server=None if peers else network.server)

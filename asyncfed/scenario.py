@@ -20,6 +20,7 @@ from asyncfed.plain import plain_fields
 from asyncfed.problems import Derivatives, Problem
 from asyncfed.problems.checking import check_functions
 from asyncfed.protocols.part import Method, Scene, Sizes
+from asyncfed.protocols.soundness import warn_unsound
 from asyncfed.registry import registered
 from asyncfed.rng import Streams
 
@@ -74,7 +75,9 @@ class Scenario:
 
 
 def check(scenario: Scenario) -> Scene:
-    """Refuse what cannot be run, naming the reason; returns what the method is to run on."""
+    """Refuse what cannot be run, naming the reason, and warn of what can but has no right to its answer;
+    returns what the method is to run on.
+    """
     if not isinstance(scenario, Scenario):
         raise ScenarioError(
             f"the scenario is {scenario!r}; it must be Scenario(problem=…, topology=…, protocol=…)"
@@ -106,6 +109,8 @@ def check(scenario: Scenario) -> Scene:
     if method.needs_outer:
         _require_outer(problem)
     method.check(scene)
+    if not with_server:
+        warn_unsound(next(method.iterations(Streams(scenario.seed)), ()), scene)
     return scene
 
 

@@ -30,8 +30,8 @@ def test_public_names() -> None:
         ActorLostError AsyncfedError AtLeast AtMost DataError DivergenceError HypergradientEstimate
         Lockstep Progress QuorumError Result
         RunError RunExistsError Scenario ScenarioError SeriesDivergesError Study StudyProgress StudyResult
-        Summary SummaryTable TopologyError Trace TraceError UnknownNameError VirtualTime hypergradient load
-        load_study run run_study
+        Summary SummaryTable TopologyError Trace TraceError UnknownNameError UnsoundWarning VirtualTime
+        hypergradient load load_study run run_study
     """
     assert sorted(asyncfed.__all__) == names.split()
     for name in asyncfed.__all__:

@@ -1,4 +1,4 @@
-"""What goes wrong becomes one paragraph on stderr and an exit code."""
+"""What goes wrong becomes one paragraph on stderr and an exit code; what is warned of, a line there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Callable
-from typing import ParamSpec
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec
 
 import typer
 
-from asyncfed.errors import AsyncfedError, RunError, ScenarioError, TraceError
+from asyncfed.errors import AsyncfedError, RunError, ScenarioError, TraceError, UnsoundWarning
 
 P = ParamSpec("P")
 
@@ -24,7 +26,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def telling(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            command(*args, **kwargs)
+            with _warnings_told():
+                command(*args, **kwargs)
             sys.stdout.flush()
         except typer.Exit:
             raise
@@ -55,6 +58,25 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(BUG) from None
 
     return telling
+
+
+@contextmanager
+def _warnings_told() -> Iterator[None]:
+    """Each of our warnings as one line, once; those of others as Python shows them."""
+    told = set[str]()
+    shown = warnings.showwarning
+
+    def tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if not issubclass(category, UnsoundWarning):
+            shown(message, category, *where, **more)
+        elif str(message) not in told:
+            told.add(str(message))
+            _tell(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UnsoundWarning)
+        warnings.showwarning = tell
+        yield
 
 
 def _code(error: AsyncfedError) -> int:

@@ -34,6 +34,8 @@ def describe(result: Result) -> dict[str, str]:
         "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
         "status": _ENDINGS.get(result.status, result.status),
     }
+    if result.warnings:
+        pairs["warned of"] = "\n".join(result.warnings)
     if "error" in manifest:
         pairs["error"] = str(manifest["error"])
     if "wall_seconds" in manifest:

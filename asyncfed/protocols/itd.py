@@ -50,6 +50,7 @@ from asyncfed.protocols.part import (
 )
 from asyncfed.protocols.schedules import rates
 from asyncfed.protocols.sgp import SGP
+from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
 
 
@@ -210,6 +211,9 @@ class _Gather(Part):
 
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
         return Step(dict(inbox))
+
+    def explain(self, inbox: Inbox, row: int) -> str | None:
+        return small_weight(inbox["omega"], row)
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
         return Judged(memory["x"], memory["lam"])

@@ -15,6 +15,7 @@ from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.protocols.at import At
 from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors, whole
+from asyncfed.protocols.soundness import small_weight
 
 OuterRate = float | Mapping[str, float]
 StartFrom = Literal["fresh", "warm"]
@@ -170,6 +171,9 @@ class OuterPush(Part):
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
         first = torch.from_numpy(at.steps == 0).to(memory["descent"])[:, None]
         return Step(dict(inbox), residue={"z": memory["descent"] * first})
+
+    def explain(self, inbox: Inbox, row: int) -> str | None:
+        return small_weight(inbox["omega"], row)
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
         return Judged(memory["inner"], inbox["z"] / inbox["omega"].to(inbox["z"]))

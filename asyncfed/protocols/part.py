@@ -203,6 +203,12 @@ class Act:
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
         raise unwritten(self, "step")
 
+    def explain(self, inbox: Inbox, row: int) -> str | None:
+        """Why a value of the node at `row` stopped being finite, and what to do, where what it absorbed
+        tells; None where nothing is known but that a learning rate may be too large.
+        """
+        return None
+
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
         """What its clients are to be judged by."""
         raise unwritten(self, "judge")
@@ -268,12 +274,6 @@ class Part(Act):
 
     def start(self, at: At, carried: Tensors) -> Start:
         raise unwritten(self, "start")
-
-    def explain(self, inbox: Inbox, row: int) -> str | None:
-        """Why a value of the client at `row` stopped being finite, and what to do, where what it absorbed
-        tells; None where nothing is known but a learning rate too large.
-        """
-        return None
 
     def watch(self, reports: Reports, clients: int) -> None:
         """Stop a part that goes wrong: called now and then with what its steps have reported so far."""

@@ -56,6 +56,7 @@ from asyncfed.protocols.part import (
 )
 from asyncfed.protocols.schedules import LearningRate, rates
 from asyncfed.protocols.sgp import check_settings
+from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
 
 
@@ -116,6 +117,9 @@ class PushDIGing(Part, AmongPeers):
         y = inbox["y"].add_(gradient).sub_(memory["gradient"])  # C y(t−1) + ∇f(x(t)) − ∇f(x(t−1))
         phi = {"u": u - alpha * y, "v": v, "y": y}
         return Step(phi, report={"loss": loss}, memory={"gradient": gradient})
+
+    def explain(self, inbox: Inbox, row: int) -> str | None:
+        return small_weight(inbox["v"], row)
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
         return Judged(inbox["u"] / inbox["v"].to(inbox["u"]), memory["lam"])

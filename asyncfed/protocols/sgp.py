@@ -39,6 +39,7 @@ from asyncfed.protocols.part import (
     whole,
 )
 from asyncfed.protocols.schedules import LearningRate, check_rate, rates
+from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
 
 
@@ -110,6 +111,9 @@ class SGP(Part, AmongPeers):
             phi = {"z": descent.add_(z), "omega": omega}  # φ = [z − α∇f; ω], ψ = 0
             return Step(phi, report=report)
         return Step({"z": z, "omega": omega}, {"z": descent}, report)  # φ = [z; ω], ψ = [−α∇f; 0]
+
+    def explain(self, inbox: Inbox, row: int) -> str | None:
+        return small_weight(inbox["omega"], row)
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
         return Judged(inbox["z"] / inbox["omega"].to(inbox["z"]), memory["lam"])

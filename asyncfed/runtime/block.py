@@ -154,8 +154,9 @@ class Block:
             lent[_storage(value)] += 1
         self._pool = Pool(self.k, self._dtype, self._device)
         self._spare = {key: [] for key in absorbed}
+        begins = Inbox(type(part).__name__, absorbed)
         for key, value in absorbed.items():
-            self._require_finite(key, value, everyone, np.full(self.k, first_step))
+            self._require_finite(part, key, value, begins, everyone, np.full(self.k, first_step))
         row_bytes = sum(t[:1].nbytes for t in absorbed.values())
         self._chunk = max(1, CHUNK_BYTES // max(1, row_bytes))
 
@@ -236,7 +237,7 @@ class Block:
         require_kind(part, "finish", found, dict)
         require_rows(part, "leaves", found, self.k, self._lengths)
         for key, value in found.items():
-            self._require_finite(key, value, everyone, steps)
+            self._require_finite(part, key, value, inbox, everyone, steps)
         self.store = self.store | found
 
     # --- absorbing -----------------------------------------------------------------------------------
@@ -625,14 +626,16 @@ class Block:
         """
         if part is self._part:  # a round may have nothing to report of some clients
             for quantity, values in made.report.items():
-                self._require_finite(quantity, values, rows, steps)
+                self._require_finite(part, quantity, values, inbox, rows, steps)
         for key, value in made.residue.items():
-            self._require_finite(key, value, rows, steps)
+            self._require_finite(part, key, value, inbox, rows, steps)
         for key, value in made.payload.items():
             if value is not inbox.get(key):
-                self._require_finite(key, value, rows, steps)
+                self._require_finite(part, key, value, inbox, rows, steps)
 
-    def _require_finite(self, quantity: str, values: Tensor, rows: IntArray, steps: IntArray) -> None:
+    def _require_finite(
+        self, part: Act, quantity: str, values: Tensor, inbox: Inbox, rows: IntArray, steps: IntArray
+    ) -> None:
         if math.isfinite(values.sum().item()):  # one number says that all are; only otherwise look closer
             return
         for row, own in enumerate(values):
@@ -641,7 +644,10 @@ class Block:
                 at = min(row, len(rows) - 1)
                 client = int(self.clients[rows[at]])
                 value = float(wrong.flatten()[0])
-                raise DivergenceError(client, int(steps[at]), quantity, value, server=self._home.server)
+                cause = part.explain(inbox, at) or ""
+                raise DivergenceError(
+                    client, int(steps[at]), quantity, value, server=self._home.server, cause=cause
+                )
 
 
 def _storage(value: Tensor) -> int:

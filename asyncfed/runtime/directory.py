@@ -1,7 +1,7 @@
 """A run on disk.
 
     run.json        what this is and how it ended: running, complete, interrupted or failed; where it ran,
-                    and for how long
+                    for how long, and what was warned of before
     scenario.json   the scenario as data, with versions and seed
     metrics.jsonl   one line per evaluation, appended as the run goes
     clients.jsonl   one line per client, at the end

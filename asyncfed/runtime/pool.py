@@ -164,6 +164,15 @@ class Pool:
         """Weights over the payloads given: a matrix where it is well filled, else the lists that make it."""
         rows, to = len(indptr) - 1, self._device
         slots = self._slots.get("slot", sources)
+        if rows >= _DENSE_ROWS and len(slots) >= _DENSE_SHARE * rows * self.size:
+            row_starts = np.repeat(np.arange(0, rows * self.size, self.size), np.diff(indptr))
+
+            def matrix(dtype: torch.dtype) -> Mixing:
+                laid = np.zeros((rows, self.size), dtype=np.float32 if dtype == torch.float32 else np.float64)
+                laid.reshape(-1)[row_starts + slots] = weights
+                return Mixing(rows, torch.from_numpy(laid).to(to), in_doubles=lambda: matrix(torch.float64))
+
+            return matrix(self._dtype)
 
         def bags(dtype: torch.dtype) -> Mixing:
             return Mixing(
@@ -174,14 +183,6 @@ class Pool:
                 in_doubles=lambda: bags(torch.float64),
             )
 
-        if rows >= _DENSE_ROWS and len(slots) >= _DENSE_SHARE * rows * self.size:
-            matrix = np.zeros(
-                (rows, self.size), dtype=np.float32 if self._dtype == torch.float32 else np.float64
-            )
-            row_starts = np.repeat(np.arange(0, matrix.size, self.size), np.diff(indptr))
-            matrix.reshape(-1)[row_starts + slots] = weights
-            # A variable in doubles is short: no second matrix for it.
-            return Mixing(rows, torch.from_numpy(matrix).to(to), in_doubles=lambda: bags(torch.float64))
         return bags(self._dtype)
 
     def sum_of(self, names: tuple[str, ...], sources: IntArray, weights: FloatArray) -> Tensors:

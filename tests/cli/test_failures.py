@@ -104,3 +104,20 @@ def test_debug_shows_the_error_itself(cli: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("ASYNCFED_DEBUG", "1")
     done = cli("run", "quikstart")
     assert type(done.exception).__name__ == "UnknownNameError"
+
+
+def test_a_warning_is_one_line_and_stays_with_the_run(cli: Any, own: Path, tmp_path: Path) -> None:
+    done = cli("run", own, "--set", "timing=VirtualTime(factors={0: 10.0})", "--out", tmp_path / "r")
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    (line,) = [line for line in done.stderr.splitlines() if "push-sum" in line]
+    assert line.startswith("warning: SGP at paces that differ 10-fold (client 0 is the slowest): ")
+    assert ".py" not in line
+    assert "SGP at paces that differ 10-fold" in " ".join(cli("show", tmp_path / "r").stdout.split())
+
+
+def test_a_study_tells_a_warning_once(cli: Any, own_study: Path, tmp_path: Path) -> None:
+    uneven = own_study.read_text().replace("seed=seed", "seed=seed, timing=VirtualTime(factors={0: 9})")
+    own_study.write_text(uneven.replace("import Scenario", "import VirtualTime, Scenario"))
+    done = cli("run", own_study, "--out", tmp_path / "s")
+    assert done.exit_code == 0, (done.stderr, done.exception)
+    assert done.stderr.count("warning: SGP at paces") == 1
