@@ -2,7 +2,8 @@
 
 An edge is (sender, receiver); edges are sorted by sender, then receiver, so a sender's links stand together.
 Self-links always exist and are not edges. An undirected networkx graph means that both directions of a link
-are up or down together (one draw for the pair); a directed graph draws every direction for itself.
+are up or down together (one draw for the pair); a directed graph draws every direction for itself. What of a
+link changes with time is in `over_time`.
 
 Nodes are numbered in the order of the graph, the server (where there is one) last: so a client has the same
 number here, in the problem, in the metrics and in the trace.
@@ -11,7 +12,7 @@ number here, in the problem, in the metrics and in the trace.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.distributions import Constant, Distribution, as_distribution
+from asyncfed.network.over_time import LinksOverTime, compile_over_time, varies
 from asyncfed.rng import Streams, chances
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+_KEPT = 2**22  # uniforms that are kept, in all
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +42,7 @@ class Network:
     labels: tuple[Hashable, ...]
     senders: IntArray
     receivers: IntArray
-    probability: FloatArray
+    probability: FloatArray  # that a link is up at any time; nan where that depends on the time
     loss: FloatArray
     bandwidth: FloatArray
     latency: tuple[Distribution, ...]
@@ -49,7 +52,8 @@ class Network:
     draw: IntArray
     first: IntArray  # edges first[i]:first[i + 1] leave client i
     server: int | None = None
-    _rows: OrderedDict[tuple[int, int], FloatArray] = field(default_factory=OrderedDict, repr=False)
+    over_time: LinksOverTime | None = None
+    _rows: OrderedDict[tuple[int, str, int], FloatArray] = field(default_factory=OrderedDict, repr=False)
 
     @property
     def edges(self) -> int:
@@ -58,6 +62,16 @@ class Network:
     @cached_property
     def lossless(self) -> bool:
         return not self.loss.any()
+
+    @property
+    def independent(self) -> bool:
+        """Whether links are drawn anew every time, each with the same probability at any time."""
+        return self.over_time is None
+
+    @property
+    def stationary(self) -> bool:
+        """Whether each link is up with the same probability at any time, if not independently."""
+        return self.over_time is None or self.over_time.stationary
 
     @cached_property
     def reverse(self) -> IntArray:
@@ -77,18 +91,31 @@ class Network:
     def _chances(self) -> npt.NDArray[np.uint64]:
         return chances(self.probability)
 
-    def up(self, streams: Streams, step: int) -> BoolArray:
-        """δ(t) for every edge."""
+    def up(self, streams: Streams, step: int, at: float) -> BoolArray:
+        """δ(t) for every edge, at a step and a time."""
+        if self.over_time is not None:
+            edges = np.arange(self.edges, dtype=np.int64)
+            return self._row(streams, "links", step)[self.draw] < self.over_time.limits(streams, edges, at)
         if self.directed:
             return streams.below("links", step, 0, self._chances)
-        return self._pair_uniforms(streams, step)[self.draw] < self.probability
+        return self._row(streams, "links", step)[self.draw] < self.probability
 
-    def up_from(self, streams: Streams, sender: int, step: int) -> BoolArray:
+    def up_from(self, streams: Streams, sender: int, step: int, at: float) -> BoolArray:
         """δ for the links of one sender at its step: the same draws as `up`."""
         lo, hi = int(self.first[sender]), int(self.first[sender + 1])
+        if self.over_time is not None:
+            edges = np.arange(lo, hi, dtype=np.int64)
+            return self.up_of(streams, edges, np.full(hi - lo, step), np.full(hi - lo, at))
         if self.directed:
             return streams.below("links", step, lo, self._chances[lo:hi])
-        return self._pair_uniforms(streams, step)[self.draw[lo:hi]] < self.probability[lo:hi]
+        return self._row(streams, "links", step)[self.draw[lo:hi]] < self.probability[lo:hi]
+
+    def up_of(self, streams: Streams, edges: IntArray, steps: IntArray, at: FloatArray) -> BoolArray:
+        """The same for any messages: each over an edge, at a step of its sender and a time."""
+        drawn = self._uniforms_of(streams, "links", self.draw[edges], steps)
+        if self.over_time is None:
+            return drawn < self.probability[edges]
+        return drawn < self.over_time.limits(streams, edges, at)
 
     def lost(self, streams: Streams, step: int, lo: int = 0, hi: int | None = None) -> BoolArray:
         """Which messages are lost on the way, were they sent at that step of their sender."""
@@ -97,14 +124,27 @@ class Network:
             return np.zeros(hi - lo, dtype=np.bool_)
         return streams.uniforms("loss", step, lo, hi) < self.loss[lo:hi]
 
+    def lost_of(self, streams: Streams, edges: IntArray, steps: IntArray) -> BoolArray:
+        """The same for any messages."""
+        if self.lossless:
+            return np.zeros(len(edges), dtype=np.bool_)
+        return self._uniforms_of(streams, "loss", edges, steps) < self.loss[edges]
+
     def latencies(self, streams: Streams, step: int, lo: int, hi: int) -> FloatArray:
         if len(self.latency) == 1 and isinstance(self.latency[0], Constant):
             return np.full(hi - lo, self.latency[0].value)
-        u = streams.uniforms("latency", step, lo, hi)
+        return self._by_kind(self.latency_of[lo:hi], streams.uniforms("latency", step, lo, hi))
+
+    def latencies_of(self, streams: Streams, edges: IntArray, steps: IntArray) -> FloatArray:
+        """The same for any messages."""
+        if len(self.latency) == 1 and isinstance(self.latency[0], Constant):
+            return np.full(len(edges), self.latency[0].value)
+        return self._by_kind(self.latency_of[edges], self._uniforms_of(streams, "latency", edges, steps))
+
+    def _by_kind(self, kinds: IntArray, u: FloatArray) -> FloatArray:
         if len(self.latency) == 1:
             return self.latency[0].quantile(u)
-        result = np.empty(hi - lo)
-        kinds = self.latency_of[lo:hi]
+        result = np.empty(len(u))
         for kind in np.unique(kinds):
             here = kinds == kind
             result[here] = self.latency[kind].quantile(u[here])
@@ -132,15 +172,26 @@ class Network:
             self.server,
         )
 
-    def _pair_uniforms(self, streams: Streams, step: int) -> FloatArray:
-        # A pair's two directions stand apart in the edge order, so a whole row is drawn and kept for
-        # the other senders.
-        key = (streams.seed, step)
+    def _row(self, streams: Streams, stream: str, step: int) -> FloatArray:
+        """The uniforms of all edges at a step. Whole rows are drawn, and some kept: a pair's two directions
+        stand apart in the edge order, and other senders make the same step at other times.
+        """
+        key = (streams.seed, stream, step)
         if key not in self._rows:
-            if len(self._rows) >= 32:
+            if len(self._rows) >= max(4, min(128, _KEPT // max(1, self.edges))):
                 self._rows.popitem(last=False)
-            self._rows[key] = streams.uniforms("links", step, 0, self.edges)
+            self._rows[key] = streams.uniforms(stream, step, 0, self.edges)
         return self._rows[key]
+
+    def _uniforms_of(self, streams: Streams, stream: str, places: IntArray, steps: IntArray) -> FloatArray:
+        """Of each message the uniform at its place in the row of its step."""
+        drawn = np.empty(len(places))
+        order = np.argsort(steps, kind="stable")
+        sorted_steps = steps[order]
+        begins = np.flatnonzero(np.diff(sorted_steps, prepend=sorted_steps[:1] - 1))
+        for some in np.split(order, begins[1:]) if len(order) else ():
+            drawn[some] = self._row(streams, stream, int(steps[some[0]]))[places[some]]
+        return drawn
 
 
 def compile_network(
@@ -150,8 +201,11 @@ def compile_network(
     bandwidth: float = np.inf,
     loss: float = 0.0,
     ordered: bool = True,
+    whole_steps: bool = False,
 ) -> Network:
-    """Read a marked networkx graph; the keywords are for edges that say nothing of their own."""
+    """Read a marked networkx graph; the keywords are for edges that say nothing of their own. With
+    `whole_steps`, for lockstep, bursts last for whole numbers of steps.
+    """
     if graph.is_multigraph():
         raise TopologyError(
             "the topology is a multigraph; give one edge per pair of clients (nx.Graph or nx.DiGraph)"
@@ -178,7 +232,9 @@ def compile_network(
 
     senders = np.array([i for i, _, _ in rows], dtype=np.int64)
     receivers = np.array([j for _, j, _ in rows], dtype=np.int64)
-    probability = _marks(rows, labels, "probability", None, lambda v: 0 < v <= 1, "it must lie in (0, 1]")
+    probability = _marks(
+        rows, labels, "probability", None, lambda v: 0 < v <= 1, "it must lie in (0, 1]", varies
+    )
     losses = _marks(rows, labels, "loss", loss, lambda v: 0 <= v < 1, "it must lie in [0, 1)")
     bandwidths = _marks(rows, labels, "bandwidth", bandwidth, lambda v: v > 0, "it must be above 0 bytes/s")
     kinds: dict[Distribution, int] = {as_distribution(latency): 0}
@@ -191,11 +247,15 @@ def compile_network(
     else:  # both directions look at the uniform of the one that starts at the smaller client
         position = {(i, j): e for e, (i, j, _) in enumerate(rows)}
         draw = np.array([position[min(i, j), max(i, j)] for i, j, _ in rows], dtype=np.int64)
+    over_time, probability = compile_over_time(
+        [marks for _, _, marks in rows], [f"edge {labels[i]}→{labels[j]}" for i, j, _ in rows],
+        probability, draw, whole_steps=whole_steps,
+    )  # fmt: skip
     first = np.searchsorted(senders, np.arange(n + 1)).astype(np.int64)
     keeps_order = np.array([_flag(marks, labels, i, j, ordered) for i, j, marks in rows], dtype=np.bool_)
     return Network(
         n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, keeps_order,
-        directed, draw, first, None if server is None else index[server],
+        directed, draw, first, None if server is None else index[server], over_time,
     )  # fmt: skip
 
 
@@ -251,7 +311,9 @@ def _marks(
     default: float | None,
     allowed: Any,
     rule: str,
+    passed: Callable[[Any], bool] = lambda value: False,
 ) -> FloatArray:
+    """Numbers, one for each edge; nan for what is `passed` over, to be read by others."""
     values = np.empty(len(rows))
     for e, (i, j, marks) in enumerate(rows):
         value = marks.get(name, default)
@@ -260,6 +322,9 @@ def _marks(
                 f"edge {labels[i]}→{labels[j]} carries no `{name}`; "
                 "set it on every edge, for instance with topologies.with_links(graph, probability=1.0)"
             )
+        if passed(value):
+            values[e] = np.nan
+            continue
         if (
             isinstance(value, (bool, str))
             or not isinstance(value, (int, float, np.number))

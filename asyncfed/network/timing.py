@@ -43,7 +43,7 @@ class Lockstep:
         _check_presence(self.presence)
 
     def network(self, graph: nx.Graph) -> Network:
-        return compile_network(graph, loss=self.loss)
+        return compile_network(graph, loss=self.loss, whole_steps=True)
 
     def snapshot_interval(self, steps: int) -> float:
         return max(1, round(steps / 20))

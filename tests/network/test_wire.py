@@ -39,7 +39,7 @@ def test_a_link_does_the_same_for_a_peer_and_for_a_server(
     for step, times in enumerate(at):
         for sender, now in enumerate(times.tolist()):
             edges = np.arange(network.first[sender], network.first[sender + 1])
-            up = of_peer.up_from(sender, step)
+            up = of_peer.up_from(sender, step, step)
             one = of_peer.send_from(sender, step, up, now, 20)
             other = of_server.send(edges, step, np.full(len(edges), now), 20)
             assert one.up.tolist() == other.up.tolist()

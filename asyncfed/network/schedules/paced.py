@@ -215,7 +215,7 @@ class PacedSchedule:
         lo, hi = int(network.first[client]), int(network.first[client + 1])
         receivers = network.receivers[lo:hi]
         present: BoolArray = self._left[receivers] >= now
-        up = self._wire.up_from(client, step) & present
+        up = self._wire.up_from(client, step, now) & present
         shared = [
             (up.astype(np.float64), 1.0) if shares.by_receiver else shares.of_sender(client, up)
             for _, shares in self._mixing
