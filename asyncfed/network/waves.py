@@ -19,6 +19,8 @@ import numpy as np
 
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 
+NO_NODES: IntArray = np.zeros(0, dtype=np.int64)
+
 
 class Status(IntEnum):
     """What became of a potential message."""
@@ -108,6 +110,7 @@ class Wave:
     time: float  # when the last of these steps starts
     part: int = 0  # which of the parts that were opened they are steps of
     readers: int | None = None  # how many nodes may ever absorb what these emit; None where it may be any
+    reborn: IntArray = field(default_factory=lambda: NO_NODES)  # of these nodes: who forgets everything first
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,3 @@ class Schedule(Protocol):
     """One part of a run, as waves and snapshots; the last thing it yields is the final snapshot."""
 
     def __iter__(self) -> Iterator[Wave | Snapshot]: ...
-
-
-NO_NODES: IntArray = np.zeros(0, dtype=np.int64)

@@ -122,6 +122,7 @@ class Block:
         self._residue: dict[str, Tensor | None] = {}
         self._memory: Tensors = {}
         self._borrowed: set[str] = set()  # of the memory: what also stands in the store
+        self._kept: set[str] = set()  # of the store: what clients remember between rounds
         self._carries: dict[str, int] = {}
         self._spare: dict[str, list[Tensor]] = {}
         self._chunk = 1
@@ -160,6 +161,8 @@ class Block:
         self._part_of(part)
         incoming = wave.incoming
         whole = len(incoming.rows) == self.k and part is None
+        if len(wave.reborn):
+            self._forget(wave.reborn)
         inbox = self._absorb(incoming, parcels, consume=whole)
         if self._home.server:
             return self._compute_server(inbox, wave)
@@ -167,6 +170,25 @@ class Block:
         if whole:
             return self._compute_whole(inbox, wave)
         return self._compute_some(inbox, wave)
+
+    def _forget(self, rows: IntArray) -> None:
+        """These nodes crashed and are back: among peers they hold nothing and have the memory that the part
+        began with, with a server they remember nothing of earlier rounds.
+        """
+        at = self._index(rows)
+        if self._current is not self._part:
+            for name in self._kept:
+                self.store[name].index_fill_(0, at, 0.0)
+            return
+        for held in self._residue.values():
+            if held is not None:
+                held.index_fill_(0, at, 0.0)
+        assert self._part is not None
+        everyone = np.arange(self.k, dtype=np.int64)
+        first = self._part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
+        for key, value in first.memory.items():
+            self._own_memory(key)
+            self._memory[key].index_copy_(0, at, value.index_select(0, at))
 
     def payload(self, emits: IntArray) -> Tensors:
         """The rows of the last wave, for other blocks."""
@@ -450,6 +472,7 @@ class Block:
         for name, length in part.remembered(self._sizes).items():
             if name not in self.store:
                 self.store[name] = torch.zeros(self.k, length, dtype=self._dtype, device=self._device)
+                self._kept.add(name)
             kept[name] = self.store[name]
         return kept
 
@@ -481,13 +504,17 @@ class Block:
     def _note(self, made: Step, places: slice | Tensor, rows: IntArray, reports: Reports, count: int) -> None:
         memory = self._memory if self._current is self._part else self.store
         for key, value in made.memory.items():
-            if key in self._borrowed:
-                memory[key] = memory[key].clone()
-                self._borrowed.remove(key)
+            self._own_memory(key)
             self._remember(memory[key], rows, value)
         here = places if isinstance(places, slice) else places.cpu().numpy()
         for key, value in made.report.items():
             reports.setdefault(key, np.full(count, np.nan))[here] = value.detach().cpu().numpy()
+
+    def _own_memory(self, key: str) -> None:
+        """What is written to in place must be nobody else's."""
+        if key in self._borrowed:
+            self._memory[key] = self._memory[key].clone()
+            self._borrowed.remove(key)
 
     def _remember(self, memory: Tensor, rows: IntArray, value: Tensor) -> None:
         if int(rows[-1] - rows[0]) != len(rows) - 1:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.network.serials import SerialTable
-from asyncfed.network.waves import Absorption, Channel, Common, MatrixSums, Sums, Wave
+from asyncfed.network.waves import NO_NODES, Absorption, Channel, Common, MatrixSums, Sums, Wave
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -83,6 +83,7 @@ class BlockWave:
     emits: IntArray
     released: IntArray
     exports: bool = False  # whether others may read its rows
+    reborn: IntArray = field(default_factory=lambda: NO_NODES)  # rows that forget everything first
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,11 @@ class Exchange:
             released = np.array(self._to_release[place], dtype=np.int64)
             self._to_release[place] = []
             exports = len(self.ranges) > 1 and (wave.readers is None or last - first <= wave.readers)
-            part = BlockWave(incoming, wave.steps[first:last], wave.emits[first:last], released, exports)
+            low, high = np.searchsorted(wave.reborn, self.ranges[place]) if len(wave.reborn) else (0, 0)
+            reborn = wave.reborn[low:high] - self.ranges[place][0]
+            part = BlockWave(
+                incoming, wave.steps[first:last], wave.emits[first:last], released, exports, reborn
+            )
             tasks.append(Task(place, part, needs))
         return tasks
 
