@@ -244,7 +244,7 @@ class AskedSchedule:
         now = self.now
         edges = self._down[clients]
         size = sizes[place]
-        fates = self._requests(clients, edges, size)
+        fates, last = self._requests(clients, edges, size)
         if len(edges):
             self._wire.record(
                 self._node, clients, fates.status, step=self.round, sent_at=now, arrived_at=fates.arrives,
@@ -267,7 +267,7 @@ class AskedSchedule:
         answers = self._answers(up_edges, self._attempt, done, void, ask.answer_bytes)
         idle_at = now + 1.0
         if self._compute is not None:
-            idle_at = float(max(now, reached.max(initial=now), done.max(initial=now)))
+            idle_at = float(max(last, reached.max(initial=now), done.max(initial=now)))
             if self._replaces and len(workers):
                 # Until it begins, a work may be replaced, and then it will not have used the link.
                 self._wire.restore(up_edges, before)
@@ -278,18 +278,22 @@ class AskedSchedule:
         )  # fmt: skip
         return attempt, idle_at
 
-    def _requests(self, clients: IntArray, edges: IntArray, size: IntArray) -> Fates:
-        """What becomes of requests sent now: none is sent to who is away, and one that comes then is lost."""
+    def _requests(self, clients: IntArray, edges: IntArray, size: IntArray) -> tuple[Fates, float]:
+        """What becomes of requests sent now: none is sent to who is away, and one that comes then is lost;
+        also when the last of these has come.
+        """
         at = np.full(len(clients), self.now)
         if self._works.always:
-            return self._wire.send(edges, self._attempt, at, size)
+            return self._wire.send(edges, self._attempt, at, size), self.now
         there = self._works.there(clients, self.now)
         sent = self._wire.send(edges[there], self._attempt, at[there], size[there])
         up, goes, arrives = np.zeros_like(there), np.zeros_like(there), np.full(len(clients), np.nan)
         up[there], arrives[there] = sent.up, sent.arrives
         goes[there] = sent.goes
-        goes[goes] = self._works.there(clients[goes], arrives[goes])
-        return Fates(up, goes, arrives)
+        met = self._works.there(clients[goes], arrives[goes])
+        last = float(arrives[goes][~met].max(initial=self.now))
+        goes[goes] = met
+        return Fates(up, goes, arrives), last
 
     def _answers(self, edges: IntArray, attempt: int, done: FloatArray, void: BoolArray, size: int) -> Fates:
         """What becomes of answers that are sent when works are done."""
