@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from asyncfed import Lockstep, Scenario, ScenarioError, VirtualTime, load, run
 from asyncfed.network import DrawnPresence, GivenPresence
+from asyncfed.network.waves import Absorption, Sums, Wave
 from asyncfed.problems import quadratic
-from asyncfed.protocols import SGP, FedAvg, LocalSteps, Scaffold, Server
+from asyncfed.protocols import SGP, FedAvg, LocalSteps, PushDIGing, Scaffold, Server
+from asyncfed.protocols.part import Sizes
+from asyncfed.runtime.block import Observation
+from asyncfed.runtime.local import LocalBackend
 from tests.protocols.served import asked, serve
 from topologies import ring, star
 
@@ -108,3 +113,45 @@ def test_presences_that_do_not_fit_are_refused_before_the_run(tmp_path: Path) ->
     )  # fmt: skip
     with pytest.raises(ScenarioError, match="presence is for methods with a server"):
         run(among_peers, out=tmp_path / "peers")
+
+
+# ---- who is born again among peers
+
+
+def twice(part: Any, reborn: bool) -> tuple[list[Observation], LocalBackend]:
+    """Three clients step; then client 1 absorbs half of what client 0 emitted, and the others their own."""
+    seen: list[Observation] = []
+    backend = LocalBackend(
+        quadratic(clients=3, dimension=2), seed=0, dtype=torch.float64, device="cpu", tap=seen.append
+    )
+    backend.begin(part, 0)
+    names, everyone = tuple(part.carries(Sizes(2, 0, 3))), np.arange(3)
+    none, zero = np.zeros(0, dtype=np.int64), np.zeros(3, dtype=np.int64)
+    nothing = Sums(names, np.zeros(4, dtype=np.int64), none, np.zeros(0), none)
+    backend.run(Wave(Absorption(everyone, (nothing,)), zero, everyone, none, 0.0))
+    half = Sums(names, np.arange(4), np.array([0, 0, 2]), np.array([0.5, 0.5, 1.0]), np.array([0, 0, 2]))
+    again = np.array([1]) if reborn else none
+    backend.run(Wave(Absorption(everyone, (half,)), zero + 1, everyone + 3, everyone, 1.0, reborn=again))
+    return seen, backend
+
+
+def test_among_peers_who_is_reborn_has_what_it_absorbs_and_no_more() -> None:
+    """SGP (4b) keeps its gradient step at home: that is gone, and of the others nothing is."""
+    (first, plain), _ = twice(SGP(3, 0.1, batch=None), reborn=False)
+    (_, second), _ = twice(SGP(3, 0.1, batch=None), reborn=True)
+    kept = first.made.residue["z"]
+    assert kept[1].abs().min() > 0
+    for name in ("z", "omega"):
+        assert torch.equal(second.absorbed[name][1], 0.5 * first.made.payload[name][0])
+        assert torch.equal(second.absorbed[name][[0, 2]], plain.absorbed[name][[0, 2]])
+    assert not torch.equal(plain.absorbed["z"][1], second.absorbed["z"][1])
+
+
+def test_among_peers_who_is_reborn_has_the_memory_that_the_part_began_with() -> None:
+    """Push-DIGing remembers its last gradient, zero at first: y = what was absorbed + gradient − that."""
+    (first, plain), _ = twice(PushDIGing(3, 0.1, batch=None), reborn=False)
+    (_, second), _ = twice(PushDIGing(3, 0.1, batch=None), reborn=True)
+    forgotten = first.made.memory["gradient"][1]
+    assert forgotten.abs().min() > 0
+    torch.testing.assert_close(second.made.payload["y"][1], plain.made.payload["y"][1] + forgotten)
+    assert torch.equal(second.made.payload["y"][[0, 2]], plain.made.payload["y"][[0, 2]])
