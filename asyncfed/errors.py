@@ -120,7 +120,3 @@ class UnsoundWarning(UserWarning):
 
 class TraceError(AsyncfedError, ValueError):
     """A run directory or a trace file that is truncated, foreign or of another version."""
-
-
-class UnsoundWarning(UserWarning):
-    """A method that the network gives no right to its answer."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.network.expectations import require_stationary
 from asyncfed.network.timing import Lockstep, Timing
 from asyncfed.network.weights import Uniform, Weights
 from asyncfed.problems import Derivatives, Params, Problem
@@ -148,11 +149,12 @@ def hypergradient(
     step = InnerMap(first_rate(inner.lr), inner.order, inner.weight_decay)
     pace = timing.pace(network.n)
     in_step = not inner.sends or bool(np.ptp(pace) <= 1e-9 * pace.max())
-    comparable = network.lossless and in_step
+    comparable = network.lossless and in_step and heard.stationary
     if truth is True and not (comparable and affordable(problem)):
         raise ScenarioError(
             "there is no dense truth to compare with: it is that of the lockstep iteration, for networks "
-            "that lose nothing, clients of the same mean pace and small problems; leave out truth=True"
+            "that lose nothing and do not change with time, clients of the same mean pace and small "
+            "problems; leave out truth=True"
         )
     if truth not in (True, False, "auto"):
         raise ScenarioError(f"truth is {truth!r}; it must be True, False or 'auto'")
@@ -161,6 +163,7 @@ def hypergradient(
     if isinstance(at, str) and at not in ("solve", "stationary"):
         raise UnknownNameError("place to estimate at", at, ("solve", "stationary"))
     if not solve:
+        require_stationary(heard)
         if isinstance(method, (HGP, VRHGP)):
             method = replace(method, expectations="exact")
         if isinstance(at, Mapping):

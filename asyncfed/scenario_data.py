@@ -91,13 +91,13 @@ def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
     graph.add_nodes_from(nodes)
     columns = data["marks"]
     for place, (a, b) in enumerate(zip(data["from"], data["to"], strict=True)):
-        marks = {name: _mark(column[place]) for name, column in columns.items() if column[place] is not None}
+        marks = {
+            name: from_data(column[place], "a topology")
+            for name, column in columns.items()
+            if column[place] is not None
+        }
         graph.add_edge(nodes[a], nodes[b], **marks)
     return graph
-
-
-def _mark(value: Any) -> Any:
-    return float(value) if value == "inf" else value
 
 
 def _label(node: object) -> str | int:

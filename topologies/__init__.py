@@ -2,13 +2,15 @@
 
 An edge is (sender, receiver). In an undirected graph both directions of an edge exist or fail together at
 each step; in a directed graph every direction is drawn on its own. Every edge carries `probability` in (0, 1]
-and may carry `latency`, `bandwidth` and `loss`. Clients are the nodes 0..n-1 in order, self-loops are
+and may carry `latency`, `bandwidth` and `loss`, and what changes with time: `schedule` and `bursts` (see
+asyncfed.network). Clients are the nodes 0..n-1 in order, self-loops are
 implicit and never in the graph, `graph.graph["name"]` is for people and `graph.graph["server"]` is the
 server's node where there is one. A generator called with plain arguments also notes them in
 `graph.graph["recipe"]`, from which `from_recipe` makes the same graph again.
 """
 
 from topologies._recipes import from_recipe
+from topologies.contact_traces import contacts
 from topologies.files import load, save
 from topologies.fixed import edgeless, fully_connected, grid, ring, torus
 from topologies.links import with_links
@@ -16,6 +18,7 @@ from topologies.random_graphs import erdos_renyi, random_graph, small_world
 from topologies.stochastic import star, stochastic_directed, stochastic_undirected
 
 __all__ = [
+    "contacts",
     "edgeless",
     "erdos_renyi",
     "from_recipe",

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.errors import TopologyError
+from asyncfed.network.over_time import as_bursts, as_schedule, as_varying, varies
 from asyncfed.rng import Streams
 
 Edge: TypeAlias = tuple[int, int]
@@ -31,7 +32,8 @@ _ALLOWED: dict[str, tuple[Callable[[float], bool], str]] = {
     "bandwidth": (lambda x: 0 < x < math.inf, "be finite and above 0; leave it out where it has no limit"),
     "loss": (lambda x: 0 <= x < 1, "lie in [0, 1); leave out an edge that loses everything"),
 }
-MARKS = tuple(_ALLOWED)
+OVER_TIME: dict[str, Callable[[Any, str], object]] = {"schedule": as_schedule, "bursts": as_bursts}
+MARKS = (*_ALLOWED, *OVER_TIME)
 
 
 def plain(value: object) -> object:
@@ -65,6 +67,15 @@ def checked_mark(mark: str, value: object, where: str = "") -> float:
     return float(value)
 
 
+def checked(mark: str, value: object, where: str = "") -> float | str:
+    """The same for any mark; what changes with time is kept as its text, which files can hold."""
+    if mark in OVER_TIME:
+        return str(OVER_TIME[mark](value, where))
+    if mark == "probability" and varies(value):
+        return str(as_varying(value, where))
+    return checked_mark(mark, value, where)
+
+
 def edge_name(edge: Edge, directed: bool) -> str:
     return f"edge {edge[0]}{'→' if directed else '–'}{edge[1]}"
 
@@ -74,7 +85,7 @@ def check_marks(graph: nx.Graph) -> None:
     for i, j, data in graph.edges(data=True):
         for mark in MARKS:
             if mark in data:
-                checked_mark(mark, data[mark], edge_name((i, j), graph.is_directed()))
+                checked(mark, data[mark], edge_name((i, j), graph.is_directed()))
 
 
 def canonical(graph: nx.Graph, directed: bool | None = None) -> nx.Graph:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
 import networkx as nx
 
-from topologies._marks import EdgeFunction, canonical, check_marks, checked_mark, edge_name
+from asyncfed.network.over_time import Bursts, LinkTimes, VaryingProbability
+from asyncfed.network.uptimes import Intervals
+from topologies._marks import OVER_TIME, EdgeFunction, canonical, check_marks, checked, edge_name
+
+Rule: TypeAlias = Callable[[int, int], Any]
 
 
 def with_links(
     graph: nx.Graph,
-    probability: float | EdgeFunction | None = None,
+    probability: float | VaryingProbability | Rule | None = None,
     latency: float | EdgeFunction | None = None,
     bandwidth: float | EdgeFunction | None = None,
     loss: float | EdgeFunction | None = None,
+    schedule: Intervals | LinkTimes | Rule | None = None,
+    bursts: Bursts | Rule | None = None,
 ) -> nx.Graph:
     """A copy of the graph with these attributes set on every edge.
 
@@ -22,7 +31,7 @@ def with_links(
     ----------
     graph : nx.Graph or nx.DiGraph
         Any network, a user's own included.
-    probability : number or function, optional
+    probability : number, VaryingProbability or function, optional
         Probability in (0, 1] that the link exists at a step. What is None stays as it is in the graph.
     latency : number or function, optional
         Virtual time a message needs, at least 0.
@@ -30,19 +39,28 @@ def with_links(
         Bytes per unit of virtual time, above 0.
     loss : number or function, optional
         Probability in [0, 1) that a message sent on an existing link does not arrive.
+    schedule : list of (from, to), LinkTimes or function, optional
+        When the link is up at all.
+    bursts : Bursts or function, optional
+        Good and bad times by turns; the probability is that of the good ones.
 
     Notes
     -----
-    A function is called with (sender, receiver), on an undirected graph once per edge, smaller client first.
+    A function is called with (sender, receiver), on an undirected graph once per edge, smaller client first;
+    a schedule or bursts of None leave an edge as it is. What changes with time stands on the edge as text.
     """
     network = canonical(graph)
-    rules = {"probability": probability, "latency": latency, "bandwidth": bandwidth, "loss": loss}
+    rules: dict[str, Any] = {
+        "probability": probability, "latency": latency, "bandwidth": bandwidth, "loss": loss,
+        "schedule": schedule, "bursts": bursts,
+    }  # fmt: skip
     for mark, rule in rules.items():
         if rule is None:
             continue
-        constant = None if callable(rule) else checked_mark(mark, rule)
+        constant = None if callable(rule) else checked(mark, rule)
         for i, j, data in network.edges(data=True):
-            where = edge_name((i, j), network.is_directed())
-            data[mark] = checked_mark(mark, rule(i, j), where) if callable(rule) else constant
+            given = rule(i, j) if callable(rule) else constant
+            if given is not None or mark not in OVER_TIME:
+                data[mark] = checked(mark, given, edge_name((i, j), network.is_directed()))
     check_marks(network)
     return network

@@ -7,13 +7,15 @@ mapping must cover every edge; entries of an array where there is no edge are ig
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import networkx as nx
 
 from asyncfed.errors import TopologyError
 from topologies._marks import (
     Probability,
     canonical,
-    checked_mark,
+    checked,
     count_of_clients,
     edge_name,
     probabilities,
@@ -127,6 +129,7 @@ def _stochastic(
                 "give a number, a range (low, high), a function, a mapping or an array"
             )
     edges = list(graph.edges)
+    drawn: Sequence[float | str]
     if probability is None:
         drawn = [_kept(graph, edge) for edge in edges]
     else:
@@ -137,11 +140,11 @@ def _stochastic(
     return graph
 
 
-def _kept(graph: nx.Graph, edge: tuple[int, int]) -> float:
+def _kept(graph: nx.Graph, edge: tuple[int, int]) -> float | str:
     where = edge_name(edge, graph.is_directed())
     if "probability" not in graph.edges[edge]:
         raise TopologyError(
             f"{where} of the base graph has no probability; set its attribute `probability`, "
             "or pass a number or a range for all edges"
         )
-    return checked_mark("probability", graph.edges[edge]["probability"], where)
+    return checked("probability", graph.edges[edge]["probability"], where)

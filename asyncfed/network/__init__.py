@@ -19,12 +19,14 @@ from asyncfed.network.expectations import (
     require_links_back,
     require_undirected,
 )
+from asyncfed.network.over_time import Bursts, LinkTimes, VaryingProbability
 from asyncfed.network.presence import Attendance, DrawnPresence, GivenPresence, Presence, PresenceFile
 from asyncfed.network.timing import Lockstep, Timing, VirtualTime
 from asyncfed.network.weights import FastestMixing, Given, Metropolis, Uniform, Weights
 
 __all__ = [
     "Attendance",
+    "Bursts",
     "Constant",
     "DebiasedShares",
     "DrawnPresence",
@@ -35,6 +37,7 @@ __all__ = [
     "Given",
     "GivenPresence",
     "Knowledge",
+    "LinkTimes",
     "Lockstep",
     "LogNormal",
     "Metropolis",
@@ -46,6 +49,7 @@ __all__ = [
     "TransposedShares",
     "Uniform",
     "UniformTime",
+    "VaryingProbability",
     "VirtualTime",
     "Weibull",
     "Weights",

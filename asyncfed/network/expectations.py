@@ -14,12 +14,13 @@ one. All three are exact for a declared network, or counted by each client while
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from asyncfed.errors import ScenarioError, TopologyError
+from asyncfed.errors import ScenarioError, TopologyError, UnsoundWarning
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
 from asyncfed.network.weights import SendersShares, Sends, Shares
 
@@ -45,8 +46,9 @@ class Knowledge:
 def exact_expectations(network: Network, shares: Shares, pace: FloatArray) -> Expectations:
     """Of a declared network, with the steps that each client makes per unit of time (`timing.pace(n)`).
 
-    They hold while all clients are there and no link has a queue that grows.
+    They hold while all clients are there and no link has a queue that grows; bursts do not change them.
     """
+    require_stationary(network)
     sent, kept = shares.expected()
     heard = network.probability * (1.0 - network.loss)
     return Expectations(sent, kept, heard * pace[network.senders] / pace[network.receivers])
@@ -196,6 +198,31 @@ def require_links_back(network: Network) -> None:
         f"(Assumption 6 of Terashita & Hara 2022), for client {b} weighs what it hears from {a} by what it "
         f"sends to {a}: add the link {b}→{a} (topologies.with_links marks it), or use a network whose links "
         "go both ways, such as topologies.stochastic_directed"
+    )
+
+
+def require_stationary(network: Network) -> None:
+    """Exact expectations are of links that are up with the same probability at any time."""
+    if not network.stationary:
+        raise ScenarioError(
+            "there are no exact expectations (p̄ and δ̄) where links have a schedule or a probability that "
+            "changes with time; use expectations='estimated', from inner steps on the same links"
+        )
+
+
+def warn_of_dependence(network: Network, what: str) -> None:
+    """Rounds whose Jacobians are multiplied must have links of their own: else the mean of the product is not
+    the product of the means.
+    """
+    if network.independent:
+        return
+    reason = "come in bursts" if network.stationary else "change with time"
+    warnings.warn(
+        f"{what} is unbiased where the links of every round are drawn anew, and here they {reason}: rounds "
+        "that follow one another depend on each other, and the estimate is biased; use links that are drawn "
+        "independently, or take it as an approximation",
+        UnsoundWarning,
+        stacklevel=2,
     )
 
 

@@ -2,7 +2,8 @@
 
 An edge is (sender, receiver); edges are sorted by sender, then receiver, so a sender's links stand together.
 Self-links always exist and are not edges. An undirected networkx graph means that both directions of a link
-are up or down together (one draw for the pair); a directed graph draws every direction for itself.
+are up or down together (one draw for the pair); a directed graph draws every direction for itself. What of a
+link changes with time is in `over_time`.
 
 Nodes are numbered in the order of the graph, the server (where there is one) last: so a client has the same
 number here, in the problem, in the metrics and in the trace.
@@ -10,7 +11,7 @@ number here, in the problem, in the metrics and in the trace.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.distributions import Constant, Distribution, as_distribution
+from asyncfed.network.over_time import LinksOverTime, compile_over_time, varies
 from asyncfed.rng import Streams, chances
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class Network:
     labels: tuple[Hashable, ...]
     senders: IntArray
     receivers: IntArray
-    probability: FloatArray
+    probability: FloatArray  # that a link is up at any time; nan where that depends on the time
     loss: FloatArray
     bandwidth: FloatArray
     latency: tuple[Distribution, ...]
@@ -48,6 +50,7 @@ class Network:
     draw: IntArray
     first: IntArray  # edges first[i]:first[i + 1] leave client i
     server: int | None = None
+    over_time: LinksOverTime | None = None
 
     @property
     def edges(self) -> int:
@@ -56,6 +59,16 @@ class Network:
     @cached_property
     def lossless(self) -> bool:
         return not self.loss.any()
+
+    @property
+    def independent(self) -> bool:
+        """Whether links are drawn anew every time, each with the same probability at any time."""
+        return self.over_time is None
+
+    @property
+    def stationary(self) -> bool:
+        """Whether each link is up with the same probability at any time, if not independently."""
+        return self.over_time is None or self.over_time.stationary
 
     @cached_property
     def reverse(self) -> IntArray:
@@ -75,18 +88,24 @@ class Network:
     def _chances(self) -> npt.NDArray[np.uint64]:
         return chances(self.probability)
 
-    def up(self, streams: Streams, step: int) -> BoolArray:
-        """δ(t) for every edge."""
+    def up(self, streams: Streams, step: int, at: float) -> BoolArray:
+        """δ(t) for every edge, at a step and a time."""
+        if self.over_time is not None:
+            edges = np.arange(self.edges, dtype=np.int64)
+            drawn = streams.uniforms("links", step, 0, self.edges)[self.draw]
+            return drawn < self.over_time.limits(streams, edges, at)
         if self.directed:
             return streams.below("links", step, 0, self._chances)
         return streams.uniforms("links", step, 0, self.edges)[self.draw] < self.probability
 
-    def up_of(self, streams: Streams, edges: IntArray, steps: IntArray) -> BoolArray:
-        """δ of edge `edges[m]` at step `steps[m]` of its sender: the same draws as `up`."""
-        if self.directed:
+    def up_of(self, streams: Streams, edges: IntArray, steps: IntArray, at: FloatArray) -> BoolArray:
+        """The same for any messages: each over an edge, at a step of its sender and a time."""
+        if self.directed and self.over_time is None:
             return streams.words_at("links", steps, edges, self.edges) <= self._chances[edges]
-        uniforms = streams.uniforms_at("links", steps, self.draw[edges], self.edges)
-        return uniforms < self.probability[edges]
+        drawn = streams.uniforms_at("links", steps, self.draw[edges], self.edges)
+        if self.over_time is None:
+            return drawn < self.probability[edges]
+        return drawn < self.over_time.limits(streams, edges, at)
 
     def lost(self, streams: Streams, step: int, lo: int = 0, hi: int | None = None) -> BoolArray:
         """Which messages are lost on the way, were they sent at that step of their sender."""
@@ -150,8 +169,11 @@ def compile_network(
     bandwidth: float = np.inf,
     loss: float = 0.0,
     ordered: bool = True,
+    whole_steps: bool = False,
 ) -> Network:
-    """Read a marked networkx graph; the keywords are for edges that say nothing of their own."""
+    """Read a marked networkx graph; the keywords are for edges that say nothing of their own. With
+    `whole_steps`, for lockstep, bursts last for whole numbers of steps.
+    """
     if graph.is_multigraph():
         raise TopologyError(
             "the topology is a multigraph; give one edge per pair of clients (nx.Graph or nx.DiGraph)"
@@ -178,7 +200,9 @@ def compile_network(
 
     senders = np.array([i for i, _, _ in rows], dtype=np.int64)
     receivers = np.array([j for _, j, _ in rows], dtype=np.int64)
-    probability = _marks(rows, labels, "probability", None, lambda v: 0 < v <= 1, "it must lie in (0, 1]")
+    probability = _marks(
+        rows, labels, "probability", None, lambda v: 0 < v <= 1, "it must lie in (0, 1]", varies
+    )
     losses = _marks(rows, labels, "loss", loss, lambda v: 0 <= v < 1, "it must lie in [0, 1)")
     bandwidths = _marks(rows, labels, "bandwidth", bandwidth, lambda v: v > 0, "it must be above 0 bytes/s")
     kinds: dict[Distribution, int] = {as_distribution(latency): 0}
@@ -191,11 +215,15 @@ def compile_network(
     else:  # both directions look at the uniform of the one that starts at the smaller client
         position = {(i, j): e for e, (i, j, _) in enumerate(rows)}
         draw = np.array([position[min(i, j), max(i, j)] for i, j, _ in rows], dtype=np.int64)
+    over_time, probability = compile_over_time(
+        [marks for _, _, marks in rows], [f"edge {labels[i]}→{labels[j]}" for i, j, _ in rows],
+        probability, draw, whole_steps=whole_steps,
+    )  # fmt: skip
     first = np.searchsorted(senders, np.arange(n + 1)).astype(np.int64)
     keeps_order = np.array([_flag(marks, labels, i, j, ordered) for i, j, marks in rows], dtype=np.bool_)
     return Network(
         n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, keeps_order,
-        directed, draw, first, None if server is None else index[server],
+        directed, draw, first, None if server is None else index[server], over_time,
     )  # fmt: skip
 
 
@@ -251,7 +279,9 @@ def _marks(
     default: float | None,
     allowed: Any,
     rule: str,
+    passed: Callable[[Any], bool] = lambda value: False,
 ) -> FloatArray:
+    """Numbers, one for each edge; nan for what is `passed` over, to be read by others."""
     values = np.empty(len(rows))
     for e, (i, j, marks) in enumerate(rows):
         value = marks.get(name, default)
@@ -260,6 +290,9 @@ def _marks(
                 f"edge {labels[i]}→{labels[j]} carries no `{name}`; "
                 "set it on every edge, for instance with topologies.with_links(graph, probability=1.0)"
             )
+        if passed(value):
+            values[e] = np.nan
+            continue
         if (
             isinstance(value, (bool, str))
             or not isinstance(value, (int, float, np.number))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from asyncfed.errors import ScenarioError, TopologyError
-from asyncfed.network.links import IntArray, Network
+from asyncfed.network.links import BoolArray, IntArray, Network
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -28,7 +28,7 @@ class Server:
         Whether an answer counts as much as its client has training samples; by default all count the same.
     quorum
         Close a round as soon as that many answers are there: a whole number, or a fraction of those asked.
-        None waits for everyone.
+        None waits for everyone. (Where fewer clients are there to be asked, all of them are enough.)
     deadline
         Close a round that long (in virtual time) after its requests were sent, with whatever is there.
     late
@@ -91,18 +91,25 @@ class Server:
             )
         server_links(network)
 
-    def draw(self, streams: Streams, iteration: int, cohort: int, clients: int, turn: int) -> IntArray:
-        """Draw number `cohort` of an outer iteration, number `turn` of the run: the clients that are asked,
-        in order.
-        """
+    def may_ask(self, clients: int, turn: int) -> IntArray:
+        """Those among whom draw number `turn` of the run is made."""
         sets = self._sets()
         if sets:
             return np.array(sorted(sets[turn % len(sets)]), dtype=np.int64)
-        count = self._count(clients)
+        return np.arange(clients, dtype=np.int64)
+
+    def draw(
+        self, streams: Streams, iteration: int, cohort: int, clients: int, turn: int, there: BoolArray
+    ) -> IntArray:
+        """Draw number `cohort` of an outer iteration, number `turn` of the run: the clients that are asked,
+        in order, of those who are there. A fraction is one of all clients, as far as so many are there.
+        """
+        among = self.may_ask(clients, turn)
+        count = clients if self._sets() else self._count(clients)
         if count == clients:
-            return np.arange(clients, dtype=np.int64)
+            return among[there[among]]
         order = np.argsort(streams.uniforms("participation", iteration, 0, clients, lane=cohort))
-        return np.sort(order[:count]).astype(np.int64)
+        return np.sort(order[there[order]][:count]).astype(np.int64)
 
     def needed(self, asked: int) -> int:
         """Answers without which a round cannot be closed."""

@@ -52,7 +52,7 @@ class Lockstep:
         _check_running_sums(self.running_sums)
 
     def network(self, graph: nx.Graph) -> Network:
-        return compile_network(graph, loss=self.loss)
+        return compile_network(graph, loss=self.loss, whole_steps=True)
 
     def snapshot_interval(self, steps: int) -> float:
         return max(1, round(steps / 20))

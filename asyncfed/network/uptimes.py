@@ -218,6 +218,7 @@ class AlternatingTimes:
         count = len(self._kind_of)
         self._ends = np.empty((16, count))  # of each sojourn (row) of each thing
         self._rows = 0
+        self._found = np.zeros(count, dtype=np.int64)
         self._begins_on = np.ones(count, dtype=np.bool_)
         for (on, off), some in zip(self._kinds, self._members, strict=True):
             u = streams.uniforms(stream, 0, 0, count, lane=_STATE)[some]
@@ -250,13 +251,17 @@ class AlternatingTimes:
         """How many sojourns of each thing have ended by its time."""
         while not self._rows or (self._ends[self._rows - 1, things] <= times).any():
             self._draw_on()
-        low = np.zeros(len(things), dtype=np.int64)
-        high = np.full(len(things), self._rows, dtype=np.int64)  # some end after the time lies below it
-        while (low < high).any():
-            middle = (low + high) // 2
-            over = self._ends[np.minimum(middle, self._rows - 1), things] <= times
-            open_ = low < high
-            low, high = np.where(open_ & over, middle + 1, low), np.where(open_ & ~over, middle, high)
+        # Most are asked again soon: look first where they were found the last time.
+        low = self._found[things]
+        low = np.where(self._ends[np.maximum(low - 1, 0), things] <= times, low, 0)
+        late = self._ends[low, things] <= times
+        if late.any():
+            high = np.where(late, self._rows - 1, low)
+            while (low < high).any():
+                middle = (low + high) // 2
+                over = self._ends[middle, things] <= times
+                low, high = np.where(over, middle + 1, low), np.where(over, high, middle)
+            self._found[things] = low
         return low
 
     def _draw_on(self) -> None:

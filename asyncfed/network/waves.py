@@ -113,9 +113,7 @@ class Wave:
     part: int = 0  # which of the parts that were opened they are steps of
     readers: int | None = None  # how many nodes may ever absorb what these emit; None where it may be any
     elapsed: FloatArray | None = None  # among peers: since a node began its previous step; 0 for its first
-    reborn: IntArray = field(
-        default_factory=lambda: NO_NODES
-    )  # nodes that have forgotten everything before they absorb
+    reborn: IntArray = field(default_factory=lambda: NO_NODES)  # of these nodes: who forgets everything first
     leaving: bool = False  # whether they compute nothing and hand over what they hold
 
 

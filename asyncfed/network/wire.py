@@ -53,16 +53,16 @@ class Wire:
         self._links_up = self._arriving = np.zeros(0, dtype=np.bool_)
         self._all_ordered, self._any_ordered = bool(network.ordered.all()), bool(network.ordered.any())
 
-    def everybody(self, step: int) -> tuple[BoolArray, BoolArray]:
-        """All edges at once: which links are up at a step, and which of their messages arrive."""
-        up = self.network.up(self._streams, step)
+    def everybody(self, step: int, at: float) -> tuple[BoolArray, BoolArray]:
+        """All edges at once: which links are up at a step and a time, and which of their messages arrive."""
+        up = self.network.up(self._streams, step, at)
         if self.network.lossless:
             return up, up
         return up, up & ~self.network.lost(self._streams, step)
 
-    def up_of(self, edges: IntArray, steps: IntArray) -> BoolArray:
-        """Which of these links are up, each at a step of its sender."""
-        return self.network.up_of(self._streams, edges, steps)
+    def up_of(self, edges: IntArray, steps: IntArray, at: FloatArray) -> BoolArray:
+        """Which of these links are up, each at a step of its sender and a time."""
+        return self.network.up_of(self._streams, edges, steps, at)
 
     def send_many(
         self, edges: IntArray, steps: IntArray, up: BoolArray, at: FloatArray, size: int, turn: IntArray
@@ -85,10 +85,15 @@ class Wire:
 
     def send(self, edges: IntArray, attempt: int, at: FloatArray, size: IntArray | int) -> Fates:
         """A message on each of some edges, handed over at times `at`."""
-        if attempt != self._attempt:  # requests and answers of an attempt look at the same draw
-            self._attempt, (self._links_up, self._arriving) = attempt, self.everybody(attempt)
-        up = self._links_up[edges]
-        goes = up if self._arriving is self._links_up else self._arriving[edges]
+        if not self.network.independent:
+            steps = np.full(len(edges), attempt)
+            up = self.network.up_of(self._streams, edges, steps, at)
+            goes = up & ~self.network.lost_of(self._streams, edges, steps)
+        else:
+            if attempt != self._attempt:  # requests and answers of an attempt look at the same draw
+                self._attempt, (self._links_up, self._arriving) = attempt, self.everybody(attempt, 0.0)
+            up = self._links_up[edges]
+            goes = up if self._arriving is self._links_up else self._arriving[edges]
         if self._instant:
             return Fates(up, goes, at)
         latency = self.network.latencies_of(self._streams, edges, np.full(len(edges), attempt))

@@ -37,6 +37,8 @@ from asyncfed.network.expectations import (
     Expectations,
     exact_expectations,
     require_links_back,
+    require_stationary,
+    warn_of_dependence,
 )
 from asyncfed.network.timing import Lockstep
 from asyncfed.network.weights import Mixing, Shares
@@ -184,6 +186,9 @@ class Pushed:
     def check(self, scene: Scene) -> None:
         """Assumption 6, and rounds that go together where they alternate."""
         require_links_back(scene.network)
+        if self.expectations == "exact":
+            require_stationary(scene.network)
+        warn_of_dependence(scene.network, type(self).__name__)
         if self.sampling == "alternating" and not isinstance(scene.timing, Lockstep):
             raise ScenarioError(
                 "alternating v-rounds and u-rounds need everybody in step: in virtual time what reaches a "

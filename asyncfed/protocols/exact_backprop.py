@@ -12,7 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncfed.errors import ScenarioError
-from asyncfed.network.expectations import Expectations, TransposedShares, require_undirected
+from asyncfed.network.expectations import (
+    Expectations,
+    TransposedShares,
+    require_undirected,
+    warn_of_dependence,
+)
 from asyncfed.network.timing import Lockstep
 from asyncfed.network.weights import Shares
 from asyncfed.protocols.hgp import HGP
@@ -35,6 +40,7 @@ class ExactBackprop(HGP):
 
     def check(self, scene: Scene) -> None:
         require_undirected(scene.network, "exact recurrent backpropagation")
+        warn_of_dependence(scene.network, "exact recurrent backpropagation")
         if not isinstance(scene.timing, Lockstep):
             raise ScenarioError(
                 "exact recurrent backpropagation weighs a message by what the receiver would send back in "

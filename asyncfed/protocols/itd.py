@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -299,10 +300,12 @@ class _Back(Part):
         require_undirected(network, "ITD-backward")
         if not (network.probability == 1).all():
             edge = int((network.probability != 1).argmax())
+            chance = network.probability[edge]
+            often = "at some times only" if np.isnan(chance) else f"with probability {chance:.3g}"
             a, b = (network.labels[ends[edge]] for ends in (network.senders, network.receivers))
             raise TopologyError(
                 "ITD-backward goes back over the links that every inner step had, but links that come and go "
-                f"do not repeat them (edge {a}→{b} is up with probability {network.probability[edge]:.3g}): "
+                f"do not repeat them (edge {a}→{b} is up {often}): "
                 "make every probability 1, or use HGP, which needs no old links"
             )
         if not isinstance(scene.timing, Lockstep):

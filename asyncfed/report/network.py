@@ -119,9 +119,12 @@ def declared(topology: dict[str, Any]) -> dict[tuple[int, int], float]:
     labels = list(range(nodes)) if isinstance(nodes, int) else nodes
     number = {label: place for place, label in enumerate(sorted(labels, key=lambda label: label == server))}
     probability = topology["marks"].get("probability", [None] * len(topology["from"]))
+    changing = [topology["marks"].get(mark, [None] * len(probability)) for mark in ("schedule", "bursts")]
     found: dict[tuple[int, int], float] = {}
-    for start, end, value in zip(topology["from"], topology["to"], probability, strict=True):
-        if isinstance(value, (int, float)):
+    for start, end, value, *over_time in zip(
+        topology["from"], topology["to"], probability, *changing, strict=True
+    ):
+        if isinstance(value, (int, float)) and over_time == [None, None]:
             sender, receiver = number[labels[start]], number[labels[end]]
             found[sender, receiver] = float(value)
             if not topology["directed"]:

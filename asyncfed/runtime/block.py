@@ -124,6 +124,7 @@ class Block:
         self._residue: dict[str, Tensor | None] = {}
         self._memory: Tensors = {}
         self._borrowed: set[str] = set()  # of the memory: what also stands in the store
+        self._kept: set[str] = set()  # of the store: what clients remember between rounds
         self._carries: dict[str, int] = {}
         self._exact: tuple[str, ...] = ()  # of the open part: what is in doubles
         self._spare: dict[str, list[Tensor]] = {}
@@ -327,27 +328,25 @@ class Block:
     # --- coming and going ----------------------------------------------------------------------------
 
     def _forget(self, rows: IntArray) -> Start | None:
-        """Nothing is left of what these nodes had; of a part among peers, returns how it starts."""
-        at, part = self._index(rows), self._part
-        first = {"inner": self._home.start, "outer": self._first_outer}
-        if part is None:  # beside them stands what clients remember from round to round: zero at first
-            first |= {
-                name: torch.zeros_like(value) for name, value in self.store.items() if name not in first
-            }
-        for name, value in first.items():
-            kept = self.store[name] = self.store[name].clone()
-            kept[at] = value[at]
-        if part is None:
+        """These nodes crashed and are back. With a server they remember nothing of earlier rounds. Among
+        peers they hold nothing, and all else is as the run began: returns how the part starts.
+        """
+        at = self._index(rows)
+        if self._current is not self._part:
+            for name in self._kept:
+                self.store[name].index_fill_(0, at, 0.0)
             return None
+        assert self._part is not None
+        for held in self._residue.values():
+            if held is not None:
+                held.index_fill_(0, at, 0.0)
+        for name, first in (("inner", self._home.start), ("outer", self._first_outer)):
+            self.store[name] = self.store[name].index_copy(0, at, first.index_select(0, at))
         everyone = np.arange(self.k, dtype=np.int64)
-        start = part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
-        for name, value in start.memory.items():
-            kept = self._memory[name] = self._memory[name].clone()
-            kept[at] = value[at]
-        self._borrowed = set()
-        for residue in self._residue.values():
-            if residue is not None:
-                residue[at] = 0.0
+        start = self._part.start(At(self._home, everyone, np.zeros(self.k, dtype=np.int64)), self.store)
+        for key, value in start.memory.items():
+            self._own_memory(key)
+            self._memory[key].index_copy_(0, at, value.index_select(0, at))
         return start
 
     def _start_again(self, totals: Tensors, incoming: Incoming) -> None:
@@ -514,6 +513,7 @@ class Block:
         for name, length in part.remembered(self._sizes).items():
             if name not in self.store:
                 self.store[name] = torch.zeros(self.k, length, dtype=self._dtype, device=self._device)
+                self._kept.add(name)
             kept[name] = self.store[name]
         return kept
 
@@ -545,13 +545,17 @@ class Block:
     def _note(self, made: Step, places: slice | Tensor, rows: IntArray, reports: Reports, count: int) -> None:
         memory = self._memory if self._current is self._part else self.store
         for key, value in made.memory.items():
-            if key in self._borrowed:
-                memory[key] = memory[key].clone()
-                self._borrowed.remove(key)
+            self._own_memory(key)
             self._remember(memory[key], rows, value)
         here = places if isinstance(places, slice) else places.cpu().numpy()
         for key, value in made.report.items():
             reports.setdefault(key, np.full(count, np.nan))[here] = value.detach().cpu().numpy()
+
+    def _own_memory(self, key: str) -> None:
+        """What is written to in place must be nobody else's."""
+        if key in self._borrowed:
+            self._memory[key] = self._memory[key].clone()
+            self._borrowed.remove(key)
 
     def _remember(self, memory: Tensor, rows: IntArray, value: Tensor) -> None:
         if int(rows[-1] - rows[0]) != len(rows) - 1:

@@ -85,9 +85,7 @@ class BlockWave:
     released: IntArray
     exports: bool = False  # whether others may read its rows
     elapsed: FloatArray | None = None  # of a wave among peers
-    reborn: IntArray = field(
-        default_factory=lambda: NO_NODES
-    )  # places of those who have forgotten everything
+    reborn: IntArray = field(default_factory=lambda: NO_NODES)  # rows that forget everything first
     leaving: bool = False  # whether nothing is computed, and everything handed over
 
 

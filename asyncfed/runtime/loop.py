@@ -261,11 +261,15 @@ class _Asking:
     def _asked(self, part: Round) -> IntArray:
         if part.cohort not in self._cohorts:
             n = self._schedule.n
+            there = self._schedule.wait_for(self._server.may_ask(n, self._turns))
             self._cohorts[part.cohort] = self._server.draw(
-                self._stage.streams, self._iteration, part.cohort, n, self._turns
+                self._stage.streams, self._iteration, part.cohort, n, self._turns, there
             )
             self._turns += 1
-        return self._cohorts[part.cohort]
+            return self._cohorts[part.cohort]
+        cohort = self._cohorts[part.cohort]  # of an earlier round: some of them may have gone
+        there = self._schedule.wait_for(cohort)[cohort]
+        return cohort if there.all() else cohort[there]
 
 
 def _server_evaluation(

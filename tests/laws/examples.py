@@ -18,7 +18,7 @@ import pytest
 
 from asyncfed import Lockstep, Scenario, VirtualTime
 from asyncfed.errors import ScenarioError
-from asyncfed.network import Metropolis, Uniform
+from asyncfed.network import Bursts, DrawnPresence, LinkTimes, Metropolis, Uniform
 from asyncfed.problems import Problem, bilevel_quadratic, compositional, minimax_saddle, quadratic
 from asyncfed.protocols import (
     CDBO,
@@ -41,11 +41,12 @@ from asyncfed.protocols import (
     Local,
     LocalSteps,
     Neumann,
+    Scaffold,
     Server,
 )
 from asyncfed.registry import registered
 from asyncfed.scenario import check
-from topologies import fully_connected, star, stochastic_directed, stochastic_undirected
+from topologies import fully_connected, star, stochastic_directed, stochastic_undirected, with_links
 
 Kind = Literal["lockstep", "virtual"]
 CLIENTS = 4
@@ -75,6 +76,7 @@ class Example:
     protocol: Any
     problem: Callable[[int], Problem] | None = None
     about: str = ""
+    changed: Callable[[Scenario], Scenario] = lambda scenario: scenario
 
     @property
     def name(self) -> str:
@@ -89,6 +91,7 @@ class Example:
             made = Scenario(
                 problem(clients), topology, protocol, seed=7, precision="float64", evaluate_every=2, **options
             )
+            made = self.changed(made)
             try:
                 check(made)
             except ScenarioError as error:
@@ -124,6 +127,21 @@ def _timing(kind: Kind, clients: int, loss: float) -> Lockstep | VirtualTime:
     return VirtualTime("exponential(1.0)", factors=slow, latency=latency, bandwidth=400.0, loss=loss)
 
 
+def _links_over_time(scenario: Scenario) -> Scenario:
+    """Every second link has a schedule, and all come in bursts."""
+    times = LinkTimes([(0, 2), (2.5, 4)], period=5.0)
+    marked = with_links(
+        scenario.topology, schedule=lambda i, j: times if (i + j) % 2 else None, bursts=Bursts(4, 2, 0.1)
+    )
+    return dataclasses.replace(scenario, topology=marked)
+
+
+def _coming_and_going(scenario: Scenario) -> Scenario:
+    presence = DrawnPresence("weibull(5, 0.8)", "exponential(2)", absence="crash")
+    timing: Any = dataclasses.replace(scenario.timing, presence=presence)
+    return dataclasses.replace(scenario, timing=timing)
+
+
 # --- arguments -----------------------------------------------------------------------------------------
 
 _STEPS = LocalSteps(0.1, steps=2, batch=2)
@@ -141,6 +159,7 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "SGP": (
         Example(SGP(5, 0.1, batch=2)),
         Example(SGP(5, 0.1, order="4a", batch=None, weight_decay=0.1), about="4a"),
+        Example(SGP(5, 0.1, batch=2), about="links over time", changed=_links_over_time),
     ),
     "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (
@@ -173,6 +192,10 @@ GIVEN: dict[str, tuple[Example, ...]] = {
             about="deadline",
         ),
         Example(FedAvg(4, _STEPS, Server(quorum=0.5, late="drop")), about="drop"),
+    ),
+    "Scaffold": (
+        Example(Scaffold(3, _STEPS)),
+        Example(Scaffold(5, _STEPS), about="coming and going", changed=_coming_and_going),
     ),
     "FedAvgS": (Example(FedAvgS(3, LocalSteps(0.1, steps=2), LocalSteps(0.05, steps=2)), _saddle),),
     "FedNest": (

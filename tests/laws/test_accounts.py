@@ -84,14 +84,16 @@ def test_every_request_and_every_answer_has_a_row(case: Case, told: Runs) -> Non
     assert sorted(set(requests["step"])) == list(range(len(rounds))), f"{case.name}: rounds without requests"
     asked = requests.groupby("step")["receiver"].nunique()
     most = max(1, int(server.participation * clients + 0.5))
-    assert (asked == most).all(), f"{case.name}: asks {asked.tolist()} clients instead of {most}"
+    always = run.scenario.timing.presence is None  # else fewer may be there, and works end with their clients
+    enough = asked == most if always else asked <= most
+    assert enough.all(), f"{case.name}: asks {asked.tolist()} clients instead of {most}"
     at_clients = steps[steps["client"] != run.server]
     worked = Counter(_rows(at_clients, "client", "step"))
     answered = Counter(_rows(answers, "sender", "step"))
     assert worked == answered, f"{case.name}: works {worked} and answers {answered}"
     reached = Counter(_rows(requests[requests["status"] == "delivered"], "receiver", "step"))
     assert worked <= reached, f"{case.name}: work without a request"
-    if case.kind == "lockstep":
+    if case.kind == "lockstep" and always:
         assert worked == reached, f"{case.name}: a request that arrived without any work on it"
     computed = Counter(
         key for seen in run.seen for key in zip(seen.clients, seen.steps, strict=True) if key[0] != run.server

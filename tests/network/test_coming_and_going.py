@@ -1,5 +1,5 @@
-"""Clients that come and go, and losses that are made up for, among peers: laws over random networks, and small
-cases by hand.
+"""Clients that come and go, and losses that are made up for, among peers: laws over random networks, and
+small cases by hand.
 
 Times of hand-made cases are small binary fractions, so that they are exact.
 """
@@ -114,8 +114,8 @@ def test_nobody_begins_sends_or_absorbs_while_it_is_away(setting: Setting) -> No
 @law
 @given(comings())
 def test_mass_is_held_under_way_waiting_or_accounted_for(setting: Setting) -> None:
-    """At every look: what clients hold, what no step has absorbed yet (under way, waiting for a carrier, lost)
-    and what was lost in crashes adds up to what there was.
+    """At every look: what clients hold, what no step has absorbed yet (under way, waiting for a carrier, or
+    lost) and what was lost in crashes adds up to what there was.
     """
     played = play(setting)
     fresh = setting.first_step

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network import (
+    Bursts,
     DebiasedShares,
     Expectations,
     Given,
@@ -34,6 +35,7 @@ from asyncfed.network.waves import Conversation, Status
 from asyncfed.network.weights import Sends, Shares
 from asyncfed.rng import Streams
 from tests.network.played import Played, Setting, entries, play, settings_of
+from topologies import with_links
 
 law = settings(max_examples=80, deadline=None, derandomize=True)
 
@@ -257,7 +259,7 @@ def test_what_clients_count_in_lockstep_tends_to_the_exact_at_the_square_root_ra
     shares = Uniform().prepare(network)
     exact = exact_expectations(network, shares, Lockstep().pace(network.n))
     streams = Streams(99)
-    ups = [network.up(streams, step) for step in range(2_000)]
+    ups = [network.up(streams, step, step) for step in range(2_000)]
     arrived = [up & ~network.lost(streams, step) for step, up in enumerate(ups)]
     weights, kept = (np.array(parts) for parts in zip(*(shares.of_all(up) for up in ups), strict=True))
     T = 100
@@ -273,6 +275,22 @@ def test_what_clients_count_in_lockstep_tends_to_the_exact_at_the_square_root_ra
             assert abs(error[t] / right - 1) < 4 * relative_error
         assert abs(error[T] / error[16 * T] / 4 - 1) < 4 * np.sqrt(2) * relative_error
     assert (np.abs(learned[16 * T].kept - exact.kept) < 4 * kept.std(axis=0) / np.sqrt(16 * T)).all()
+
+
+def test_in_bursts_the_exact_expectations_are_those_of_the_stationary_state() -> None:
+    """Means over 25 seeds of 200 rounds. Rounds of one seed depend on each other, the seeds do not: their
+    deviation gives the standard error (at most 0.02), of which 5 are allowed, for 28 numbers at once.
+    """
+    network = Lockstep().network(with_links(complete(4, False), probability=0.9, bursts=Bursts(5, 3, 0.1)))
+    shares = Uniform().prepare(network)
+    exact = exact_expectations(network, shares, Lockstep().pace(network.n))
+    assert exact.received == pytest.approx(np.full(12, 0.9 * 5 / 8 + 0.1 * 3 / 8))
+    counted = [tallied(Lockstep(), network, shares, 200, seed=seed).expectations() for seed in range(25)]
+    for name in ("sent", "kept", "received"):
+        found = np.array([getattr(one, name) for one in counted])
+        error = found.std(axis=0, ddof=1) / np.sqrt(25)
+        assert (np.abs(found.mean(axis=0) - getattr(exact, name)) < 5 * error).all()
+        assert (error < 0.02).all()
 
 
 @pytest.mark.parametrize("directed", [False, True], ids=["StoU", "StoD"])
@@ -332,7 +350,7 @@ def test_debiased_weights_are_constant_while_a_link_is_up_and_nothing_else_matte
     at = {edge: e for e, edge in enumerate(edges_of(network))}
     always = [expectations.sent[at[i, j]] / expectations.received[at[j, i]] for j, i in edges_of(network)]
     for step in range(20):
-        up = network.up(Streams(2), step)
+        up = network.up(Streams(2), step, step)
         weights, kept = debiased.of_all(up)
         assert weights.tolist() == np.where(up, always, 0.0).tolist()
         assert kept.tolist() == expectations.kept.tolist()
@@ -426,7 +444,7 @@ def test_transposed_shares_are_the_transpose_at_every_step(rule: Weights) -> Non
     transposed = TransposedShares(network, shares)
     assert transposed.doubly_stochastic is (rule == Metropolis())
     for step in range(20):
-        up = network.up(Streams(4), step)
+        up = network.up(Streams(4), step, step)
         weights, kept = transposed.of_all(up)
         assert matrix(network, weights, kept).T.tolist() == matrix(network, *shares.of_all(up)).tolist()
         assert (weights[~up] == 0).all()

@@ -17,6 +17,7 @@ import pytest
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.distributions import Constant, Exponential
 from asyncfed.network.links import Network, compile_network, require_strongly_connected
+from asyncfed.network.waves import NO_NODES
 from asyncfed.rng import Streams
 
 STEPS = 4000
@@ -36,7 +37,7 @@ def edges_of(network: Network) -> list[tuple[int, int]]:
 
 def draws(network: Network, steps: int = STEPS, seed: int = 0) -> np.ndarray:
     streams = Streams(seed)
-    return np.array([network.up(streams, step) for step in range(steps)])
+    return np.array([network.up(streams, step, step) for step in range(steps)])
 
 
 def test_edges_are_sorted_by_sender_then_receiver_and_each_direction_has_its_own_marks() -> None:
@@ -139,19 +140,21 @@ def test_one_senders_links_are_the_slice_of_everybodys(kind: Any) -> None:
     fresh = compile_network(stochastic(nx.gnp_random_graph(7, 0.6, seed=5, directed=kind is nx.DiGraph), 5))
     streams = Streams(9)
     for step in [*range(50), 0, 3]:
-        whole = network.up(Streams(9), step)
+        whole = network.up(Streams(9), step, step)
         for sender in (6, 0, 3, 1):
             lo, hi = network.first[sender], network.first[sender + 1]
             edges = np.arange(lo, hi)
             steps = np.full(len(edges), step)
-            assert fresh.up_of(streams, edges, steps).tolist() == whole[lo:hi].tolist()
+            assert fresh.up_of(streams, edges, steps, steps.astype(float)).tolist() == whole[lo:hi].tolist()
 
 
 def test_a_network_that_was_used_with_another_seed_still_draws_from_the_right_one() -> None:
     graph = stochastic(nx.complete_graph(5), seed=6)
     used = compile_network(graph)
     for seed in (-1, -2, 0, 2**61 - 1, 1):  # Python's hash cannot tell -1 from -2, nor 0 from 2**61 - 1
-        assert used.up(Streams(seed), 3).tolist() == compile_network(graph).up(Streams(seed), 3).tolist()
+        assert (
+            used.up(Streams(seed), 3, 3).tolist() == compile_network(graph).up(Streams(seed), 3, 3).tolist()
+        )
 
 
 def test_probability_one_is_always_up() -> None:
@@ -223,8 +226,8 @@ def test_labels_that_are_integers_in_another_order_keep_the_graphs_order() -> No
 def test_a_silent_network_has_the_clients_and_no_links() -> None:
     silent = compile_network(stochastic(nx.complete_graph(4), seed=1)).silent()
     assert (silent.n, silent.edges, silent.lossless) == (4, 0, True)
-    assert silent.up(Streams(0), 3).tolist() == []
-    assert silent.up_of(Streams(0), np.zeros(0, np.int64), np.zeros(0, np.int64)).tolist() == []
+    assert silent.up(Streams(0), 3, 3).tolist() == []
+    assert silent.up_of(Streams(0), NO_NODES, NO_NODES, np.zeros(0)).tolist() == []
 
 
 @pytest.mark.parametrize(

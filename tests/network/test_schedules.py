@@ -216,7 +216,7 @@ def test_the_status_of_a_message_is_what_the_draws_and_the_clocks_say(setting: S
     done = dict(enumerate(played.snapshots[-1].steps.tolist()))
     for row in played.rows:
         e = at[row.sender, row.receiver]
-        up, lost = network.up(streams, row.step)[e], network.lost(streams, row.step)[e]
+        up, lost = network.up(streams, row.step, row.step)[e], network.lost(streams, row.step)[e]
         assert (row.status == Status.LINK_DOWN) == (not up)
         assert (row.status == Status.LOST) == (up and lost)
         assert row.bytes == (setting.message_bytes if up else 0)

@@ -629,7 +629,8 @@ def test_a_factor_slows_the_client_of_that_number_wherever_the_graph_has_its_ser
 
 
 def drawn(server: Server, iteration: int = 0, cohort: int = 0, clients: int = 10, seed: int = 0) -> list[int]:
-    return server.draw(Streams(seed), iteration, cohort, clients, iteration).tolist()
+    everyone = np.ones(clients, dtype=np.bool_)
+    return server.draw(Streams(seed), iteration, cohort, clients, iteration, everyone).tolist()
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.25, 3), (0.24, 2), (0.5, 5), (1.0, 10)])

@@ -65,7 +65,7 @@ def test_given_times_are_those_of_a_naive_reading(
     for thing in order:
         asked = times.on(np.full(len(GRID), thing), np.array(GRID))
         assert asked.tolist() == [on(table, period, thing, t) for t in GRID]
-        for t in GRID[:60]:
+        for t in GRID[:60:2]:
             later = [u for u in GRID if u >= t]
             begins = [u for u in later if on(table, period, thing, u)]
             ends = [u for u in later if not on(table, period, thing, u)]

@@ -91,7 +91,7 @@ def test_uniform_is_one_over_the_realised_out_links_and_self() -> None:
     network = network_of(nx.complete_graph(5, create_using=nx.DiGraph), 0.5)
     shares = Uniform().prepare(network)
     for step in range(20):
-        up = network.up(Streams(1), step)
+        up = network.up(Streams(1), step, step)
         W = matrix(network, shares, up)
         for i in range(5):
             out = [
@@ -194,7 +194,7 @@ def test_symmetric_rules_are_doubly_stochastic_at_every_step_of_undirected_rando
     shares = rule.prepare(network)
     assert shares.doubly_stochastic
     for step in range(30):
-        W = matrix(network, shares, network.up(Streams(2), step))
+        W = matrix(network, shares, network.up(Streams(2), step, step))
         assert pytest.approx(W.T, abs=1e-15) == W
         assert W.sum(axis=0) == pytest.approx(np.ones(8), abs=1e-12)
         assert W.sum(axis=1) == pytest.approx(np.ones(8), abs=1e-12)
@@ -290,7 +290,7 @@ def test_double_stochasticity_is_known(
     streams = Streams(0)
     columns = []
     for step in range(40):
-        up = network.up(streams, step)
+        up = network.up(streams, step, step)
         weights, kept = shares.of_all(up)
         weights = np.where(network.lost(streams, step), 0.0, weights)
         columns.append(kept + np.bincount(network.receivers, weights, minlength=network.n))

@@ -40,7 +40,7 @@ def test_a_link_does_the_same_for_a_peer_and_for_a_server(
         for sender, now in enumerate(times.tolist()):
             edges = np.arange(network.first[sender], network.first[sender + 1])
             steps, times_sent = np.full(len(edges), step), np.full(len(edges), now)
-            up = of_peer.up_of(edges, steps)
+            up = of_peer.up_of(edges, steps, times_sent)
             one = of_peer.send_many(edges, steps, up, times_sent, 20, np.zeros_like(edges))
             other = of_server.send(edges, step, times_sent, 20)
             assert one.up.tolist() == other.up.tolist()

@@ -23,8 +23,8 @@ from asyncfed import (
     VirtualTime,
     run,
 )
-from asyncfed.errors import SeriesDivergesError
-from asyncfed.network import Uniform, Weights, exact_expectations
+from asyncfed.errors import SeriesDivergesError, UnsoundWarning
+from asyncfed.network import Bursts, Uniform, Weights, exact_expectations
 from asyncfed.network.weights import Given, Metropolis
 from asyncfed.problems import bilevel_quadratic
 from asyncfed.protocols import HGP, SGP, VRHGP, EstimateHypergradient, ExactBackprop, Local, StepDecay
@@ -420,6 +420,24 @@ def test_exact_backpropagation_refuses_directed_links_and_virtual_time(tmp_path:
     lossy = with_links(STO_U, loss=0.1)
     with pytest.raises(TopologyError, match="HGP"):
         estimate(lossy, ExactBackprop(rounds=3), tmp_path / "run", inner())
+
+
+@pytest.mark.parametrize("method", [HGP(rounds=3), VRHGP(rounds=3), ExactBackprop(rounds=3)])
+def test_links_that_depend_on_those_before_are_warned_of(method: Method, tmp_path: Path) -> None:
+    name = "exact recurrent backpropagation" if isinstance(method, ExactBackprop) else type(method).__name__
+    for marks, reason in (
+        ({"bursts": Bursts(4, 2)}, "come in bursts"),
+        ({"schedule": [(0, 9)]}, "change with"),
+    ):
+        with pytest.warns(UnsoundWarning, match=f"{name} is unbiased where .* and here they {reason}"):
+            estimate(with_links(STO_U, **marks), method, tmp_path / reason, inner())
+
+
+def test_where_links_change_with_time_there_is_nothing_exact(tmp_path: Path) -> None:
+    graph = with_links(STO_U, schedule=[(0, 9)])
+    with pytest.raises(ScenarioError, match=r"no exact expectations .* use expectations='estimated'"):
+        estimate(graph, HGP(rounds=3, expectations="exact"), tmp_path / "run", inner())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

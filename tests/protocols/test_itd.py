@@ -328,6 +328,7 @@ def _costs(trace: Any) -> dict[tuple[str, str], tuple[int, set[int]]]:
             Lockstep(),
             r"do not repeat them \(edge 0→1 is up with probability 0\.\d+\): .* or use HGP",
         ),
+        (with_links(ring(4), schedule=[(0, 3)]), Lockstep(), r"\(edge 0→1 is up at some times only\): .* or"),
         (ring(4), VirtualTime(), r"needs timing=Lockstep\(\); in virtual time use HGP"),
     ],
 )

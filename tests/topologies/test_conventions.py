@@ -1,6 +1,7 @@
 """What holds of every generator: the conventions, the list of public names, and recipes."""
 
 import json
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -13,6 +14,7 @@ from asyncfed.errors import TopologyError, UnknownNameError
 from topologies._recipes import GENERATORS
 
 EVERY_GENERATOR = [
+    topologies.contacts(str(Path(__file__).with_name("contacts.csv")), n=4),
     topologies.edgeless(3),
     topologies.erdos_renyi(12, 0.4, seed=3),
     topologies.fully_connected(5),
@@ -38,8 +40,9 @@ def described(graph: nx.Graph) -> tuple[object, ...]:
 
 def test_the_public_names_are_these() -> None:
     assert topologies.__all__ == [
-        "edgeless", "erdos_renyi", "from_recipe", "fully_connected", "grid", "load", "random_graph", "ring",
-        "save", "small_world", "star", "stochastic_directed", "stochastic_undirected", "torus", "with_links",
+        "contacts", "edgeless", "erdos_renyi", "from_recipe", "fully_connected", "grid", "load",
+        "random_graph", "ring", "save", "small_world", "star", "stochastic_directed", "stochastic_undirected",
+        "torus", "with_links",
     ]  # fmt: skip
     assert all(getattr(topologies, name).__doc__ for name in topologies.__all__)
 
@@ -69,6 +72,7 @@ def test_a_recipe_makes_the_same_graph_again_as_text_and_as_a_mapping(graph: nx.
 
 def test_names_say_what_the_network_is() -> None:
     assert [graph.graph["name"] for graph in EVERY_GENERATOR] == [
+        "contacts of contacts.csv, 4 clients",
         "edgeless, 3 clients",
         "Erdős–Rényi p=0.4, 12 clients",
         "fully connected, 5 clients",

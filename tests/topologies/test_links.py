@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from asyncfed.errors import TopologyError
+from asyncfed.network import Bursts, VaryingProbability
 from topologies import ring, star, with_links
 
 
@@ -65,6 +66,25 @@ def test_a_mark_out_of_range_is_refused_by_name(mark: str, value: object, allowe
 def test_limits_that_are_allowed() -> None:
     marked = with_links(ring(2), probability=1, latency=0, bandwidth=5e-324, loss=0)
     assert marked.edges[0, 1] == {"probability": 1.0, "latency": 0.0, "bandwidth": 5e-324, "loss": 0.0}
+
+
+def test_what_changes_with_time_stands_on_the_edges_as_text() -> None:
+    marked = with_links(
+        ring(3),
+        probability=VaryingProbability([(0, 0.5), (2, 1)], period=4.0),
+        schedule=lambda i, j: [(i, j)] if i else None,
+        bursts=Bursts(8, 2),
+    )
+    assert marked.edges[0, 1] == {
+        "probability": "VaryingProbability([(0.0, 0.5), (2.0, 1.0)], 4.0, 'constant')",
+        "bursts": "Bursts(8.0, 2.0, 0.0)",
+    }
+    assert marked.edges[1, 2]["schedule"] == "LinkTimes([(1.0, 2.0)], None)"
+    assert with_links(marked).edges[1, 2] == marked.edges[1, 2]
+    with pytest.raises(TopologyError, match=r"^schedule of edge 0–1: the interval \(3, 1\)"):
+        with_links(ring(3), schedule=lambda i, j: [(3, 1)])
+    with pytest.raises(TopologyError, match=r"^bursts is 3; it must be Bursts\(good, bad\)"):
+        with_links(ring(3), bursts=3)
 
 
 def test_what_is_no_graph_is_refused() -> None:

@@ -19,6 +19,11 @@ attempt whose requests all fail takes no time. A client works on each request fo
 number of local steps; one that repeats a request whose answer is going to come changes nothing. In lockstep a
 round (each attempt) takes one unit of time and nothing is late.
 
+Clients that are not always there (`presence`) are asked while they are; where nobody is, the server waits. A
+request that reaches a client which is away is lost. A work goes on only while its client is there: who pauses
+answers later; who crashes (also with requests that wait) or leaves for good never does, and the server knows.
+In lockstep who is not there one unit later does not answer.
+
 What a client has not begun when a round closes is not decided, for newer requests may come: it waits, and
 what is known of its answer is a forecast, right as long as none does. So nothing begins after the run's end.
 
@@ -32,10 +37,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from asyncfed.errors import QuorumError
+from asyncfed.errors import QuorumError, RunError
 from asyncfed.network.distributions import Constant, Distribution, Table
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 from asyncfed.network.presence import Attendance
+from asyncfed.network.schedules.attended import Attended
 from asyncfed.network.schedules.versions import Versions
 from asyncfed.network.server import Server, server_links
 from asyncfed.network.waves import (
@@ -49,7 +55,7 @@ from asyncfed.network.waves import (
     Unrecorded,
     Wave,
 )
-from asyncfed.network.wire import Wire
+from asyncfed.network.wire import Fates, Wire
 from asyncfed.rng import Streams
 
 REQUEST = "request"  # kind of what the server sends
@@ -85,6 +91,7 @@ class _Work:
     importance: float
     reached: float
     takes: float
+    reborn: bool = False  # whether its client has crashed since the work before
     done: float = np.nan  # this and what follows once it is begun
     arrives: float = np.nan  # infinite where the answer gets lost
     payload: int = -1
@@ -103,11 +110,14 @@ class _Attempt:
     up: BoolArray
     goes: BoolArray
     arrives: FloatArray  # infinite where the answer gets lost
+    void: BoolArray  # works that never end, for their clients crash or leave; `done` is when they do
+    reborn: BoolArray  # whose client has crashed since the work before
 
     def only(self, some: BoolArray) -> _Attempt:
         return _Attempt(
             self.number, self.clients[some], self.reached[some], self.takes[some], self.begun[some],
-            self.done[some], self.up[some], self.goes[some], self.arrives[some],
+            self.done[some], self.up[some], self.goes[some], self.arrives[some], self.void[some],
+            self.reborn[some],
         )  # fmt: skip
 
 
@@ -128,11 +138,11 @@ class AskedSchedule:
         attendance: Attendance | None = None,
     ) -> None:
         network = wire.network
-        self._attendance = attendance
         self._wire, self._streams, self._server = wire, streams, server
         self._compute, self._factors = compute, factors
         self._down, self._up = server_links(network)
         self.n = n = network.n - 1
+        self._works = Attended(n, attendance, lockstep=compute is None)
         self._node = n  # the server stands last
         self._working = np.full(n, -np.inf)  # until when each client is
         self._waiting: dict[int, list[_Work]] = {}  # by client: not begun, so a newer one may replace them
@@ -159,10 +169,16 @@ class AskedSchedule:
         place = np.zeros(n, dtype=np.int64)
         place[ask.clients] = np.arange(len(ask.clients))
         importance = ask.importance[place]  # of every client; of those not asked it means nothing
+        self._versions.forgotten(self._works.crashed_since_asked(ask.clients, self.now))
         sizes = self._versions.news(ask.reads, ask.clients)
-        needed = self._server.needed(len(ask.clients))
+        needed = min(self._server.needed(len(ask.clients)), len(ask.clients))  # fewer may be there
+        here = NO_NODES
         for _ in range(self._server.attempts):
             missing = np.flatnonzero(asked & ~(arrives <= self.now))
+            back = self._works.next_there(missing, self.now)
+            if not np.isfinite(back):
+                break
+            self.now = back
             attempt, idle_at = self._ask(ask, missing, place[missing], sizes, arrives)
             arrives[attempt.clients] = np.where(attempt.goes, attempt.arrives, arrives[attempt.clients])
             self.now = self._closing_time(arrives, len(ask.clients), needed, idle_at)
@@ -171,12 +187,23 @@ class AskedSchedule:
             here = np.flatnonzero(arrives <= self.now)
             if len(here) >= needed:
                 break
-        else:
+        if len(here) < needed:
             self._give_up(ask, importance)
             raise QuorumError(
                 ask.phase, ask.kind, self.round, len(here), needed, len(ask.clients), self._server.attempts
             )
         yield from self._close(ask, here, importance)
+
+    def wait_for(self, clients: IntArray) -> BoolArray:
+        """Wait until at least one of these clients is there; returns who is then, of all."""
+        back = self._works.next_there(clients, self.now)
+        if not np.isfinite(back):
+            raise RunError(
+                f"at time {self.now:g} none of the {len(clients)} clients that may be asked is there, and "
+                "none will come any more; let some stay, ask for fewer rounds, or let more participate"
+            )
+        self.now = back
+        return self._works.there(np.arange(self.n, dtype=np.int64), self.now)
 
     def parts_wanted(self) -> set[int]:
         """The parts whose works are not all handed out yet."""
@@ -217,7 +244,7 @@ class AskedSchedule:
         now = self.now
         edges = self._down[clients]
         size = sizes[place]
-        fates = self._wire.send(edges, self._attempt, np.full(len(clients), now), size)
+        fates, last = self._requests(clients, edges, size)
         if len(edges):
             self._wire.record(
                 self._node, clients, fates.status, step=self.round, sent_at=now, arrived_at=fates.arrives,
@@ -227,28 +254,55 @@ class AskedSchedule:
         workers, reached = clients[new], fates.arrives[new]
         begun = np.maximum(reached, self._working[workers])
         if self._compute is None:
-            takes = np.ones(len(workers))
-            done = np.full(len(workers), now + 1.0)
+            begun, takes = np.full(len(workers), now), np.ones(len(workers))
         else:
             takes = self._durations(workers) * ask.work[place[new]]
-            done = begun + takes
+        done, void = self._works.ends(workers, reached, begun, takes)
         up_edges = self._up[workers]
         before = self._wire.state(up_edges)
         for at in self._behind_others(workers):
-            begun[at] = self._look_ahead(ask, int(workers[at]), float(reached[at]), float(takes[at]))
-            done[at] = begun[at] + takes[at]
-        answers = self._wire.send(up_edges, self._attempt, done, ask.answer_bytes)
+            begun[at], done[at], void[at] = self._look_ahead(
+                ask, int(workers[at]), float(reached[at]), float(takes[at])
+            )
+        answers = self._answers(up_edges, self._attempt, done, void, ask.answer_bytes)
         idle_at = now + 1.0
         if self._compute is not None:
-            idle_at = float(max(now, reached.max(initial=now), done.max(initial=now)))
+            idle_at = float(max(last, reached.max(initial=now), done.max(initial=now)))
             if self._replaces and len(workers):
                 # Until it begins, a work may be replaced, and then it will not have used the link.
                 self._wire.restore(up_edges, before)
         found = np.where(answers.goes, answers.arrives, np.inf)
         attempt = _Attempt(
-            self._attempt, workers, reached, takes, begun, done, answers.up, answers.goes, found
+            self._attempt, workers, reached, takes, begun, done, answers.up, answers.goes, found, void,
+            np.zeros(len(workers), dtype=np.bool_),
         )  # fmt: skip
         return attempt, idle_at
+
+    def _requests(self, clients: IntArray, edges: IntArray, size: IntArray) -> tuple[Fates, float]:
+        """What becomes of requests sent now: none is sent to who is away, and one that comes then is lost;
+        also when the last of these has come.
+        """
+        at = np.full(len(clients), self.now)
+        if self._works.always:
+            return self._wire.send(edges, self._attempt, at, size), self.now
+        there = self._works.there(clients, self.now)
+        sent = self._wire.send(edges[there], self._attempt, at[there], size[there])
+        up, goes, arrives = np.zeros_like(there), np.zeros_like(there), np.full(len(clients), np.nan)
+        up[there], arrives[there] = sent.up, sent.arrives
+        goes[there] = sent.goes
+        met = self._works.there(clients[goes], arrives[goes])
+        last = float(arrives[goes][~met].max(initial=self.now))
+        goes[goes] = met
+        return Fates(up, goes, arrives), last
+
+    def _answers(self, edges: IntArray, attempt: int, done: FloatArray, void: BoolArray, size: int) -> Fates:
+        """What becomes of answers that are sent when works are done."""
+        if not void.any():
+            return self._wire.send(edges, attempt, done, size)
+        sent = self._wire.send(edges[~void], attempt, done[~void], size)
+        up, goes, arrives = np.zeros_like(void), np.zeros_like(void), np.full(len(void), np.inf)
+        up[~void], goes[~void], arrives[~void] = sent.up, sent.goes, sent.arrives
+        return Fates(up, goes, arrives)
 
     @property
     def _replaces(self) -> bool:
@@ -260,15 +314,16 @@ class AskedSchedule:
             return []
         return [at for at, client in enumerate(clients.tolist()) if client in self._waiting]
 
-    def _look_ahead(self, ask: Ask, client: int, reached: float, takes: float) -> float:
-        """When a client would begin a new work behind those that wait; these would use the link before it."""
+    def _look_ahead(self, ask: Ask, client: int, reached: float, takes: float) -> tuple[float, float, bool]:
+        """When a client would begin and end a new work behind those that wait, and whether it would never end
+        it; they would use the link before it.
+        """
         new = _Work(ask, self.round, self._attempt, client, {}, 0.0, reached, takes)
-        for work, begun in _in_turn([*self._waiting[client], new], float(self._working[client])):
+        for work, begun, done, void in self._in_turn([*self._waiting[client], new]):
             if work is new:
-                return begun
-            self._wire.send(
-                self._up[[client]], work.attempt, np.array([begun + work.takes]), work.ask.answer_bytes
-            )  # fmt: skip
+                return begun, done, void
+            if not void:
+                self._wire.send(self._up[[client]], work.attempt, np.array([done]), work.ask.answer_bytes)
         raise AssertionError("the newest request is never forgotten")
 
     def _durations(self, clients: IntArray) -> FloatArray:
@@ -308,44 +363,73 @@ class AskedSchedule:
                 self._go_on(client)
             if not at_once.all():
                 attempt = attempt.only(at_once)
-            self._wire.send(self._up[attempt.clients], attempt.number, attempt.done, ask.answer_bytes)
+            self._answers(
+                self._up[attempt.clients], attempt.number, attempt.done, attempt.void, ask.answer_bytes
+            )
         if len(attempt.clients):
-            self._set_to_work(ask, self.round, attempt)
+            attempt = self._set_to_work(ask, self.round, attempt)
+        if len(attempt.clients):
             self._begun.append(attempt)
 
     def _go_on(self, client: int) -> None:
         """Begin what a client begins by now of the works that wait for it, and forget what it never will."""
         waiting = self._waiting.pop(client)
-        for work, begun in _in_turn(waiting, float(self._working[client])):
+        for work, begun, done, void in self._in_turn(waiting):
             if begun > self.now:
                 break
             waiting = [other for other in waiting if other.attempt > work.attempt]
-            self._begin(work, begun)
+            self._begin(work, begun, done, void)
         here = [work.attempt for work in waiting if work.reached < self._working[client]]
         waiting = [work for work in waiting if work.attempt >= max(here, default=0)]
         if waiting:
             self._waiting[client] = waiting
 
-    def _begin(self, work: _Work, begun: float) -> None:
+    def _in_turn(self, works: list[_Work]) -> Iterator[tuple[_Work, float, float, bool]]:
+        """Which of the works that wait for a client it begins, when, when it is done with each or (if that is
+        never) stops, and which of these it is; if no newer ones come. What is older than a work that is begun
+        is forgotten.
+        """
+        free = float(self._working[works[0].client])
+        while works:
+            here = [work for work in works if work.reached < free]
+            if here:
+                next_one = max(here, key=lambda work: work.attempt)
+            else:
+                next_one = min(works, key=lambda work: (work.reached, work.attempt))
+            begun = max(free, next_one.reached)
+            done, void = self._works.end(next_one.client, next_one.reached, begun, next_one.takes)
+            yield next_one, begun, done, void
+            free = done
+            works = [work for work in works if work.attempt > next_one.attempt]
+
+    def _begin(self, work: _Work, begun: float, end: float, void: bool) -> None:
         """A work that waited is begun, and its answer will be sent: its round has closed without it, or will
         find it among its answers.
         """
         client, ask = np.array([work.client]), work.ask
-        done = np.array([begun + work.takes])
-        fate = self._wire.send(self._up[client], work.attempt, done, ask.answer_bytes)
+        done, stops = np.array([end]), np.array([void])
+        fate = self._answers(self._up[client], work.attempt, done, stops, ask.answer_bytes)
         work.done, work.arrives = float(done[0]), float(fate.arrives[0]) if fate.goes[0] else np.inf
-        self._set_to_work(
+        made = self._set_to_work(
             ask, work.round,
             _Attempt(
                 work.attempt, client, np.array([work.reached]), np.array([work.takes]), np.array([begun]),
-                done, fate.up, fate.goes, fate.arrives,
+                done, fate.up, fate.goes, fate.arrives, stops, np.zeros(1, dtype=np.bool_),
             ),
         )  # fmt: skip
-        self._begun.append(work)
+        if len(made.clients):
+            work.reborn = bool(made.reborn[0])
+            self._begun.append(work)
 
-    def _set_to_work(self, ask: Ask, round: int, attempt: _Attempt) -> None:
+    def _set_to_work(self, ask: Ask, round: int, attempt: _Attempt) -> _Attempt:
+        """These works are begun; returns those that are ended some time."""
+        self._working[attempt.clients] = attempt.done
+        if not self._works.always:
+            attempt.reborn = self._works.reborn(
+                attempt.clients, attempt.reached, attempt.begun, attempt.done, attempt.void
+            )
+            attempt = attempt.only(~attempt.void)
         clients, done, goes = attempt.clients, attempt.done, attempt.goes
-        self._working[clients] = done
         self._ends.append((clients, done))
         self._wire.record_steps(
             clients, step=round, started_at=attempt.begun, ended_at=done, absorbed=1, phase=ask.phase
@@ -358,13 +442,14 @@ class AskedSchedule:
                 step=round, sent_at=done[failed], arrived_at=np.nan, absorbed_step=-1, weight=np.nan,
                 bytes=ask.answer_bytes, phase=ask.phase, kind=ask.kind,
             )  # fmt: skip
+        return attempt
 
     def _work(self, ask: Ask, attempt: _Attempt, at: int, importance: FloatArray) -> _Work:
         client = int(attempt.clients[at])
         return _Work(
             ask, self.round, attempt.number, client, self._versions.of(ask.reads), float(importance[client]),
-            float(attempt.reached[at]), float(attempt.takes[at]), float(attempt.done[at]),
-            float(attempt.arrives[at]),
+            float(attempt.reached[at]), float(attempt.takes[at]), bool(attempt.reborn[at]),
+            float(attempt.done[at]), float(attempt.arrives[at]),
         )  # fmt: skip
 
     def _give_up(self, ask: Ask, importance: FloatArray) -> None:
@@ -398,7 +483,7 @@ class AskedSchedule:
         self._record_closed(ask, len(clients))
         versions = self._versions.of(ask.reads)
         self._versions.answered(ask.reads, clients)
-        yield self._clients_wave(ask.part, self.round, clients, serials, versions)
+        yield self._clients_wave(ask.part, self.round, clients, serials, versions, attempt.reborn)
         channel = Sums(ask.answers, np.array([0, len(serials)]), serials, weights, clients)
         yield self._server_wave(ask.part, (channel,), ask.writes, serials)
         self.round += 1
@@ -476,9 +561,17 @@ class AskedSchedule:
             work = self._work(ask, attempt, at, importance)
             work.payload = int(serials[at])
             self._put_aside(work)
+        self._works.owe(attempt.clients[attempt.reborn & ~wanted])
         if wanted.any():
             versions = self._versions.of(ask.reads)
-            yield self._clients_wave(ask.part, self.round, attempt.clients[wanted], serials[wanted], versions)
+            yield self._clients_wave(
+                ask.part,
+                self.round,
+                attempt.clients[wanted],
+                serials[wanted],
+                versions,
+                attempt.reborn[wanted],
+            )
 
     def _wave_of_one(self, work: _Work, used: bool, unused: list[int]) -> Iterator[Wave]:
         """A work of this or an earlier round that had waited and is begun by now."""
@@ -488,9 +581,12 @@ class AskedSchedule:
             serial = self._serials(1)
             work.payload = int(serial[0])
             client = np.array([work.client])
-            yield self._clients_wave(work.ask.part, work.round, client, serial, work.versions)
+            reborn = np.array([work.reborn])
+            yield self._clients_wave(work.ask.part, work.round, client, serial, work.versions, reborn)
             if not (used or held):
                 unused.append(work.payload)
+        elif work.reborn:
+            self._works.owe(np.array([work.client]))
         if late:
             self._put_aside(work)
 
@@ -531,10 +627,18 @@ class AskedSchedule:
         return np.arange(first, first + count, dtype=np.int64)
 
     def _clients_wave(
-        self, part: int, round: int, clients: IntArray, emits: IntArray, versions: Mapping[str, int]
+        self,
+        part: int,
+        round: int,
+        clients: IntArray,
+        emits: IntArray,
+        versions: Mapping[str, int],
+        reborn: BoolArray,
     ) -> Wave:
         absorption = Absorption(clients, self._commons(versions))
-        return Wave(absorption, np.full(len(clients), round), emits, NO_NODES, self.now, part, readers=1)
+        steps = np.full(len(clients), round)
+        again = self._works.paid(clients, reborn)
+        return Wave(absorption, steps, emits, NO_NODES, self.now, part, readers=1, reborn=again)
 
     def _commons(self, versions: Mapping[str, int]) -> tuple[Channel, ...]:
         """The server's variables, those of one payload together."""
@@ -561,19 +665,3 @@ class AskedSchedule:
             arrived_at=work.arrives, absorbed_step=absorbed, weight=share, bytes=work.ask.answer_bytes,
             phase=work.ask.phase, kind=work.ask.kind,
         )  # fmt: skip
-
-
-def _in_turn(works: list[_Work], free: float) -> Iterator[tuple[_Work, float]]:
-    """Which of the works that wait for a client it begins, and when, if no newer ones come: `free` is when it
-    has done what it is at. What is older than a work that is begun is forgotten.
-    """
-    while works:
-        here = [work for work in works if work.reached < free]
-        if here:
-            next_one = max(here, key=lambda work: work.attempt)
-        else:
-            next_one = min(works, key=lambda work: (work.reached, work.attempt))
-        begun = max(free, next_one.reached)
-        yield next_one, begun
-        free = begun + next_one.takes
-        works = [work for work in works if work.attempt > next_one.attempt]

@@ -162,7 +162,7 @@ class HandingOut:
         return out, waves
 
     def _used(self, serials: IntArray, depth: IntArray | None = None) -> tuple[IntArray, IntArray]:
-        """Payloads are absorbed, at some depths: those that nobody wants any more, and the deepest of each."""
+        """Payloads are absorbed, at some depths: those that nobody wants any more, and where last."""
         found, inverse, counts = np.unique(serials, return_inverse=True, return_counts=True)
         uses = self._payloads.get("uses", found) - counts
         self._payloads.set("uses", found, uses)

@@ -95,7 +95,7 @@ class LockstepSchedule:
 
     def _send(self, step: int, at: float) -> tuple[Absorption, IntArray]:
         network = self._network
-        up, arrives = self._wire.everybody(step)
+        up, arrives = self._wire.everybody(step, at)
         shares = [(names, *own.of_all(arrives if own.by_receiver else up)) for names, own in self._mixing]
         _, weights, kept = shares[0]
         if self._tally is not None:

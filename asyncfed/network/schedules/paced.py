@@ -80,33 +80,34 @@ class PacedSchedule:
             np.zeros(0, dtype=np.int64),
         )  # steps that have not ended
         self._end = talk.started_at  # of the last step
+        self._now = -np.inf  # up to when all is decided
 
     def __iter__(self) -> Iterator[Wave | Snapshot]:
         start = self._talk.started_at
         horizon = np.inf if self._horizon is None else self._horizon
-        looks, next_look, now = 0, start, -np.inf
-        while self._going_on(now):
-            now = self._decide(next_look)
+        looks, next_look = 0, start
+        while self._going_on():
+            self._decide(next_look)
             yield from self._flush(next_look)
-            if now < next_look or not self._going_on(now):
+            if self._now < next_look or not self._going_on():
                 continue
-            if now < horizon:  # at the horizon comes the final one
-                yield self._snapshot(now, final=False)
+            if self._now < horizon:  # at the horizon comes the final one
+                yield self._snapshot(self._now, final=False)
             looks += 1
             next_look = start + looks * self._every
         yield from self._flush(np.inf)
         yield self._snapshot(self._end if self._horizon is None else self._horizon, final=True)
 
-    def _going_on(self, now: float) -> bool:
-        """Whether a step is to begin at that time or later, or to end."""
-        return bool(len(self._at_work)) or self._paces.going_on(now) or self._next_waking() < np.inf
+    def _going_on(self) -> bool:
+        """Whether a step is to begin, or to end."""
+        return bool(len(self._at_work)) or self._paces.going_on(self._now) or self._next_waking() < np.inf
 
     # --- a window of time ----------------------------------------------------------------------------
 
-    def _decide(self, before: float) -> float:
-        """What begins before a time, and what is sent by then; returns that time, or an earlier one."""
+    def _decide(self, before: float) -> None:
+        """What begins before a time, and what is sent by then; or before an earlier time."""
         paces, at_work = self._paces, self._at_work
-        waking = self._next_waking() if np.isfinite(paces.hollow).any() else None
+        waking = self._next_waking() if paces.hollow.min() <= self._now else None
         if waking is not None:  # what is sent may wake somebody: no further than to the next sending
             before = min(before, waking, float(at_work.ended.min(initial=np.inf)))
         new, until = paces.window(before, self._window, singly=waking is not None)
@@ -136,7 +137,7 @@ class PacedSchedule:
             self._end = max(self._end, float(new.ended.max()))
         if waking is not None and waking <= until:
             self._wake(waking)
-        return until
+        self._now = until
 
     def _next_waking(self) -> float:
         """When a message reaches somebody who has nothing, as far as is known."""
@@ -161,7 +162,7 @@ class PacedSchedule:
         of, edges, at, step = sends.of, sends.edges, steps.ended[sends.of], steps.step[sends.of]
         receivers = network.receivers[edges]
         here = self._paces.left[receivers] >= at
-        up = self._wire.up_of(edges, step) & here
+        up = self._wire.up_of(edges, step, at) & here
         if self._attendance is not None:
             up &= self._attendance.uptimes.on(receivers, at)
         weights, kept = np.empty((len(edges), len(self._mixing))), np.empty((len(steps), len(self._mixing)))

@@ -112,7 +112,8 @@ class Paces:
 
     def window(self, before: float, most: int, *, singly: bool) -> tuple[Steps, float]:
         """The next steps by (start, client), and the time before which they are all: `before`, or less where
-        there are more than so many. `singly`: none begins after another of them has ended.
+        there are more than so many, or where somebody is back with nothing. `singly`: none begins after
+        another of them has ended.
         """
         while self._until < before and (going := np.isfinite(self._start)).any():
             if int(np.searchsorted(self._ahead.started, self._until)) > most:
@@ -125,7 +126,9 @@ class Paces:
         ahead = self._ahead
         if len(ahead) > most:
             until = min(until, float(ahead.started[most]))
-        if singly and len(ahead):
+        if not singly:
+            until = min(until, float(self.hollow.min()))
+        elif len(ahead):
             until = min(until, float(ahead.ended[: _before(ahead, until)].min(initial=np.inf)))
         count = _before(ahead, until)
         self._ahead = ahead.at(slice(count, None))

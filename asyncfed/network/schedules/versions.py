@@ -34,6 +34,11 @@ class Versions:
             total += size * (self._known[name][clients] != self.now[name])
         return total
 
+    def forgotten(self, clients: IntArray) -> None:
+        """These have lost all they had."""
+        for known in self._known.values():
+            known[clients] = -1
+
     def answered(self, names: Iterable[str], clients: IntArray) -> None:
         """To a request of now."""
         for name in names:
