@@ -72,8 +72,8 @@ class Streams:
     def words_at(
         self, stream: str, rows: npt.NDArray[np.int64], indices: npt.NDArray[np.int64], width: int
     ) -> npt.NDArray[np.uint64]:
-        """Word `indices[m]` of row `rows[m]`, for many at once, of rows of `width` words. It is cheap where a row
-        is wanted again and again, or where indices follow each other.
+        """Word `indices[m]` of row `rows[m]` (rows have `width` words), for many at once. It is cheap where a
+        row is wanted again and again, or where indices follow each other.
         """
         found = np.empty(len(rows), dtype=np.uint64)
         if not len(rows):

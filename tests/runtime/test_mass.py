@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncfed import Lockstep, Scenario, VirtualTime
+from asyncfed.network.presence import GivenPresence
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP
 from tests.helpers import Steps, run_tapped
@@ -37,7 +38,9 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         st.sampled_from(
             [
                 Lockstep(loss=loss),
+                Lockstep(loss=loss, running_sums=False),
                 VirtualTime(loss=loss),
+                VirtualTime(loss=loss, presence=GivenPresence({1: [(1.25, 4), (6.5, 60)]})),
                 VirtualTime(
                     compute="exponential(1.0)", latency="exponential(2.0)", loss=loss, factors={0: 5.0}
                 ),
@@ -99,7 +102,7 @@ def _held(now: float, messages: object, times: object, steps: Steps, n: int) -> 
         step = last.get(client)
         for key in total:
             if step is None:
-                total[key] += steps.absorbed[client, 0][key]
+                total[key] += steps.absorbed[0, 0][key]  # as all begin
                 continue
             kept = 1.0 - float(given.get((client, step), 0.0))
             total[key] += kept * steps.payload[client, step][key]
@@ -107,7 +110,7 @@ def _held(now: float, messages: object, times: object, steps: Steps, n: int) -> 
                 total[key] += steps.residue[client, step][key]
     for row in sent.itertuples():
         # A delivered message counts for as long as the step that absorbs it is not done; the others for ever.
-        absorbed = None if row.status != "delivered" else (row.receiver, row.absorbed_step)
+        absorbed = None if row.status not in ("delivered", "carried") else (row.receiver, row.absorbed_step)
         if (
             absorbed is not None
             and absorbed in steps.absorbed

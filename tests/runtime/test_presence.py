@@ -19,7 +19,7 @@ from asyncfed.protocols.part import Sizes
 from asyncfed.runtime.block import Observation
 from asyncfed.runtime.local import LocalBackend
 from tests.protocols.served import asked, serve
-from topologies import ring, star
+from topologies import star
 
 AWAY = {1: [(0, 2), (4, math.inf)], 3: [(1, 5), (6.5, math.inf)], 4: [(0, 3.5)]}
 
@@ -107,12 +107,6 @@ def test_presences_that_do_not_fit_are_refused_before_the_run(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
     with pytest.raises(ScenarioError, match=r"presence is \{0: \[\]\}; it must be GivenPresence"):
         Lockstep(presence={0: []})  # type: ignore[arg-type]
-    among_peers = Scenario(
-        problem=quadratic(clients=3), topology=ring(3), protocol=SGP(2, 0.1),
-        timing=VirtualTime(presence=GivenPresence({0: [(0, 1)]})),
-    )  # fmt: skip
-    with pytest.raises(ScenarioError, match="presence is for methods with a server"):
-        run(among_peers, out=tmp_path / "peers")
 
 
 # ---- who is born again among peers
