@@ -23,14 +23,15 @@ A client computes at its own copies, so clients are computed one after another: 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.links import require_strongly_connected
-from asyncfed.network.server import Server
+from asyncfed.plain import plain_fields
 from asyncfed.protocols.aggitd import AggITD
 from asyncfed.protocols.at import At
 from asyncfed.protocols.local_steps import LocalSteps
@@ -57,12 +58,10 @@ _STORED = {"x": "outer", "y": "inner"}  # what the run calls the variables of a 
 @register("method")
 @dataclass(frozen=True)
 class PeerAggITD(AmongPeers):
-    """FBO-AggITD among peers, everybody taking part.
+    """FBO-AggITD among peers, everybody taking part: `AggITD` with its arguments, and two more.
 
     Parameters
     ----------
-    method
-        What is done, as with a server: `AggITD(…)`. Its server must be the default one, for there is none.
     mean_rounds
         R: rounds of push-sum for every mean.
     timed
@@ -70,30 +69,45 @@ class PeerAggITD(AmongPeers):
         makes τ − 1 steps in which nothing is sent. Without it only the rounds of push-sum take time.
     """
 
-    method: AggITD
+    outer_steps: int
+    inner: LocalSteps
     mean_rounds: int
+    outer: LocalSteps = field(default_factory=lambda: LocalSteps(0.01))
+    inner_rounds: int = 1
+    scale: float = 0.01
+    q: int | Literal["random"] = "random"
+    solver: Literal["svrg", "sgd"] = "svrg"
+    batch: int | None = None
+    start: Literal["warm", "fresh"] = "warm"
     timed: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.method, AggITD):
-            raise ScenarioError(f"method is {self.method!r}; it must be AggITD(…)")
+        plain_fields(self)
+        self.with_server()  # refuses what it refuses
         if not whole(self.mean_rounds) or self.mean_rounds < 1:
             raise ScenarioError(
                 f"mean_rounds is {self.mean_rounds!r}; it must be a whole number of rounds, at least 1"
             )
-        if self.method.server != Server() or self.method.max_rounds is not None:
-            raise ScenarioError(
-                f"method has server={self.method.server} and max_rounds={self.method.max_rounds}; without a "
-                "server everybody takes part in every round, so leave both out"
-            )
-        if self.timed and any(steps.epochs or isinstance(steps.steps, tuple) for steps in self._local()):
+        local = (self.inner, self.outer)
+        if self.timed and any(steps.epochs or isinstance(steps.steps, tuple) for steps in local):
             raise ScenarioError(
                 "timed is True, and local steps are given in epochs or for each client; all make equally "
                 "many there: give LocalSteps(steps=…) one number, or timed=False"
             )
 
-    def _local(self) -> tuple[LocalSteps, LocalSteps]:
-        return self.method.inner, self.method.outer
+    def with_server(self) -> AggITD:
+        """The same with a server that asks everybody."""
+        return AggITD(
+            self.outer_steps,
+            self.inner,
+            self.outer,
+            self.inner_rounds,
+            self.scale,
+            self.q,
+            self.solver,
+            self.batch,
+            self.start,
+        )
 
     @property
     def needs_outer(self) -> bool:
@@ -105,7 +119,7 @@ class PeerAggITD(AmongPeers):
 
     def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
         number = 0
-        for rounds in self.method.iterations(streams):
+        for rounds in self.with_server().iterations(streams):
             means = [one for one in rounds if one.asks]
             yield (Standing(fresh=len(means) < len(rounds)), *self._means(means, number))
             number += len(means)
@@ -123,7 +137,7 @@ class PeerAggITD(AmongPeers):
             )
 
     def check(self, scene: Scene) -> None:
-        for steps in self._local():
+        for steps in (self.inner, self.outer):
             steps.fits(scene.sizes.clients)
         check_parts(next(self.iterations(Streams(0))), scene)
 
@@ -205,13 +219,13 @@ class Standing(Part):
     needs_outer = True
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
-        return {}
+        return {"x": sizes.outer, "y": sizes.inner}
 
     def start(self, at: At, carried: Tensors) -> Start:
-        return Start({}, {"x": carried["outer"], "y": carried["inner"]})
+        return Start({"x": carried["outer"], "y": carried["inner"]})
 
     def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
-        return Judged(memory["y"], memory["x"])
+        return Judged(inbox["y"], inbox["x"])
 
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         return {"inner": at.starting_inner} if self.fresh else {}

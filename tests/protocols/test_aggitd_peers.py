@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from asyncfed import Result, Scenario, ScenarioError, VirtualTime, run
 from asyncfed.errors import TopologyError
 from asyncfed.network import Uniform
 from asyncfed.problems import bilevel_quadratic
-from asyncfed.protocols import AggITD, LocalSteps, PeerAggITD, Server
+from asyncfed.protocols import AggITD, LocalSteps, PeerAggITD
 from asyncfed.scenario import check
 from tests.protocols.served import serve
 from topologies import fully_connected, stochastic_directed, with_links
@@ -33,10 +33,15 @@ PROBLEM = bilevel_quadratic(clients=4, noise=0.4, samples=5, curved=True, seed=2
 LINKS = stochastic_directed(4, probability=(0.4, 0.8), seed=3)
 
 
+def peer(method: AggITD, rounds: int, timed: bool = False) -> PeerAggITD:
+    same = {f.name: getattr(method, f.name) for f in fields(method) if f.name not in ("server", "max_rounds")}
+    return PeerAggITD(**same, mean_rounds=rounds, timed=timed)
+
+
 def among_peers(
     method: AggITD, rounds: int, out: Path, topology: nx.Graph = LINKS, timed: bool = False, **changes: Any
 ) -> Result:
-    protocol = PeerAggITD(method, rounds, timed)
+    protocol = peer(method, rounds, timed)
     return run(Scenario(PROBLEM, topology, protocol, precision="float64", seed=6, **changes), out=out)
 
 
@@ -110,31 +115,30 @@ def test_local_steps_take_time_where_it_is_asked_for(tmp_path: Path) -> None:
 def test_clients_that_cannot_reach_each_other_are_refused() -> None:
     one_way = with_links(nx.DiGraph([(0, 1), (1, 2), (2, 3)]), probability=1.0)
     with pytest.raises(TopologyError, match="not strongly connected"):
-        check(Scenario(PROBLEM, one_way, PeerAggITD(AGGITD, 3)))
+        check(Scenario(PROBLEM, one_way, peer(AGGITD, 3)))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": 3}, r"method is 3; it must be AggITD"),
         ({"mean_rounds": 0}, "mean_rounds is 0; it must be a whole number of rounds, at least 1"),
-        ({"method": replace(AGGITD, server=Server(participation=0.5))}, "without a server everybody"),
-        ({"method": replace(AGGITD, max_rounds=7)}, "max_rounds=7"),
+        ({"scale": 0.0}, r"scale is 0\.0; λ must be finite and above 0"),
+        ({"inner": 3}, "inner is 3; it must be LocalSteps"),
         ({"timed": True}, "timed is True, and local steps are given in epochs or for each client"),
     ],
 )
 def test_bad_settings_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
-        PeerAggITD(**({"method": AGGITD, "mean_rounds": 3} | settings))
+        replace(peer(AGGITD, 3), **settings)
 
 
 def test_other_numbers_of_steps_than_clients_are_refused() -> None:
     method = replace(AGGITD, outer=LocalSteps(0.1, steps=(1, 2)))
     with pytest.raises(ScenarioError, match="2 numbers of steps are given for 4 clients"):
-        check(Scenario(PROBLEM, LINKS, PeerAggITD(method, 3)))
+        check(Scenario(PROBLEM, LINKS, peer(method, 3)))
 
 
 def test_float32_is_kept_float32(tmp_path: Path) -> None:
-    protocol = PeerAggITD(AGGITD, 3)
+    protocol = peer(AGGITD, 3)
     final = run(Scenario(PROBLEM, LINKS, protocol, precision="float32"), out=tmp_path / "run").final
     assert {value.dtype for value in final.values()} == {torch.float32}
