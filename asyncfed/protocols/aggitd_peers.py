@@ -10,7 +10,8 @@ are exactly the contributions of a round (q_i and z_i in one message, y_i, z_i, 
 what was averaged before. So copies that drift apart are pulled together only by the next mean of the same
 variable, of local steps that began at them. They differ by the error of push-sum, which falls geometrically
 with R. R → ∞ gives AggITD with everybody asked, on the same draws of Q and the same samples. On a full graph
-with weights 1/n in lockstep R = 1 is enough.
+with weights 1/n in lockstep R = 1 is enough. In virtual time a mean ends when everybody has made its R
+rounds; the fast have stopped sending by then, so uneven paces need more of them.
 
 | 000, Alg. 1–4  | here              |                                                          |
 |----------------|-------------------|----------------------------------------------------------|
