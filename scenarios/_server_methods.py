@@ -208,9 +208,12 @@ def draw_costs(
     ylabel: str = "test accuracy, %",
     scale: float = 100.0,
     low: float | None = None,
+    logx: bool = False,
     logy: bool = False,
+    first: tuple[str, str] = ("step", "communication rounds"),
 ) -> Path:
-    """A metric against communication rounds and against bytes: a row of two panels for every group of runs.
+    """A metric against communication rounds (or another column, named with its label in `first`) and against
+    bytes: a row of two panels for every group of runs.
 
     `low` is where the vertical axis begins, unless all lies below.
     """
@@ -222,20 +225,21 @@ def draw_costs(
     for panels, (group, runs) in zip(grid, groups.items(), strict=True):
         size, unit = byte_unit(max(float(run.metrics["bytes"].max()) for run in runs.values()))
         for axes, column, divisor, label in (
-            (panels[0], "step", 1.0, "communication rounds"),
+            (panels[0], first[0], 1.0, first[1]),
             (panels[1], "bytes", size, f"sent ({unit})"),
         ):
             series: dict[str, Any] = {
                 name: (run.metrics[column] / divisor, scale * course(run, metric))
                 for name, run in runs.items()
             }
-            left = column == "step"
+            left = column == first[0]
             add_curves(
                 axes,
                 series,
                 xlabel=label,
                 ylabel=ylabel if left else "",
                 title=group if left else "",
+                logx=logx,
                 logy=logy,
                 legend=not left,
             )

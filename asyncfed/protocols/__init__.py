@@ -2,6 +2,7 @@
 
 from asyncfed.network.server import Server
 from asyncfed.protocols.aggitd import AggITD
+from asyncfed.protocols.aggitd_peers import PeerAggITD
 from asyncfed.protocols.clustered_fl import ClusteredFL
 from asyncfed.protocols.exact_backprop import ExactBackprop
 from asyncfed.protocols.fed_ihgp import Neumann
@@ -20,6 +21,7 @@ from asyncfed.protocols.push_pull import PushPull
 from asyncfed.protocols.scaffold import Scaffold
 from asyncfed.protocols.schedules import Diminishing, StepDecay
 from asyncfed.protocols.sgp import SGP
+from asyncfed.protocols.simfbo import SimFBO
 from asyncfed.protocols.special_cases import DSGD, Local, PeerFedAvg
 from asyncfed.protocols.vr_hgp import VRHGP
 
@@ -50,10 +52,12 @@ __all__ = [
     "Local",
     "LocalSteps",
     "Neumann",
+    "PeerAggITD",
     "PeerFedAvg",
     "PushDIGing",
     "PushPull",
     "Scaffold",
     "Server",
+    "SimFBO",
     "StepDecay",
 ]

@@ -41,8 +41,10 @@ from asyncfed.protocols import (
     Local,
     LocalSteps,
     Neumann,
+    PeerAggITD,
     Scaffold,
     Server,
+    SimFBO,
 )
 from asyncfed.registry import registered
 from asyncfed.scenario import check
@@ -212,6 +214,8 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         Example(AggITD(2, _STEPS, _STEPS, inner_rounds=2, scale=0.3)),
         Example(AggITD(2, _STEPS, _STEPS, inner_rounds=2, scale=0.3, solver="sgd"), about="sgd"),
     ),
+    "PeerAggITD": (Example(PeerAggITD(2, _STEPS, 3, _STEPS, scale=0.3, batch=2, start="fresh", timed=True)),),
+    "SimFBO": (Example(SimFBO(3, _STEPS, 0.05, v_lr=0.2)),),
 }
 """Instances in place of the guessed one: where that cannot be made, or where there is more to try."""
 

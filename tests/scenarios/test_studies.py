@@ -45,7 +45,7 @@ def made(name: str, *settings: str) -> Study:
 
 
 def test_all_of_them_are_here() -> None:
-    elsewhere = {name for name in known_studies() if name.startswith(("aggitd_", "fednest_"))}
+    elsewhere = {name for name in known_studies() if name.startswith(("aggitd_", "fednest_", "async_"))}
     assert sorted({*SMALL, *elsewhere}) == sorted(known_studies())
 
 
