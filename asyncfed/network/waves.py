@@ -108,6 +108,7 @@ class Wave:
     time: float  # when the last of these steps starts
     part: int = 0  # which of the parts that were opened they are steps of
     readers: int | None = None  # how many nodes may ever absorb what these emit; None where it may be any
+    elapsed: FloatArray | None = None  # among peers: since a node began its previous step; 0 for its first
 
 
 @dataclass(frozen=True)

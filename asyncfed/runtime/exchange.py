@@ -83,6 +83,7 @@ class BlockWave:
     emits: IntArray
     released: IntArray
     exports: bool = False  # whether others may read its rows
+    elapsed: FloatArray | None = None  # of a wave among peers
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,9 @@ class Exchange:
             released = np.array(self._to_release[place], dtype=np.int64)
             self._to_release[place] = []
             exports = len(self.ranges) > 1 and (wave.readers is None or last - first <= wave.readers)
-            part = BlockWave(incoming, wave.steps[first:last], wave.emits[first:last], released, exports)
+            elapsed = None if wave.elapsed is None else wave.elapsed[first:last]
+            steps, emits = wave.steps[first:last], wave.emits[first:last]
+            part = BlockWave(incoming, steps, emits, released, exports, elapsed)
             tasks.append(Task(place, part, needs))
         return tasks
 

@@ -86,7 +86,7 @@ class LocalBackend:
         if self._server is not None and int(wave.absorption.nodes[0]) == self._problem.clients:
             block = self._server
             self._clients.release(released)  # what it has of it is in the parcels
-        made = BlockWave(incoming, wave.steps, wave.emits, released)
+        made = BlockWave(incoming, wave.steps, wave.emits, released, elapsed=wave.elapsed)
         report = block.run(made, parcels, round)
         if block is self._server:
             self._standing |= report

@@ -27,7 +27,9 @@ from asyncfed.protocols import (
     SGP,
     VRHGP,
     AggITD,
+    AsyncSGP,
     CompareHypergradients,
+    Diminishing,
     EstimateHypergradient,
     ExactBackprop,
     FedAvg,
@@ -141,6 +143,10 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "SGP": (
         Example(SGP(5, 0.1, batch=2)),
         Example(SGP(5, 0.1, order="4a", batch=None, weight_decay=0.1), about="4a"),
+    ),
+    "AsyncSGP": (
+        Example(AsyncSGP(5, Diminishing(0.1), per=1.5, batch=2)),
+        Example(AsyncSGP(5, 0.1, omega0=0.5, owed="time", batch=None, weight_decay=0.1), about="time"),
     ),
     "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (

@@ -55,6 +55,7 @@ class _Event:
     messages: int
     started: float
     ended: float
+    elapsed: float  # since its client began the step before; 0 for its first
 
 
 class PacedSchedule:
@@ -87,6 +88,7 @@ class PacedSchedule:
         self._at_work: list[_Event | None] = [None] * n
         self._left = np.full(n, np.inf)  # when each client made its last step
         self._done = np.full(n, talk.first_step, dtype=np.int64)  # steps begun
+        self._began = [talk.started_at] * n  # when each client began its latest step
         # Of each payload: absorptions to come (the sender's own included), the depth of the step that emitted
         # it, and of the deepest one that absorbs it.
         self._payloads = SerialTable("pending", "depth", "last_use")
@@ -167,7 +169,9 @@ class PacedSchedule:
         self._next_serial += 1
         payloads.add(np.array([serial]), pending=1, depth=depth, last_use=depth)
         self._own[client] = (serial, self._whole)
-        event = _Event(client, step, serial, depth, absorbed, len(letters), now, ended)
+        elapsed = now - self._began[client]
+        self._began[client] = now
+        event = _Event(client, step, serial, depth, absorbed, len(letters), now, ended, elapsed)
         self._events.append(event)
         self._at_work[client] = event
         self._done[client] = step + 1
@@ -326,6 +330,7 @@ class PacedSchedule:
                 np.array(sorted(released.get(depth, [])), dtype=np.int64),
                 max(e.started for e in wave),
                 self._talk.part,
+                elapsed=np.array([e.elapsed for e in wave]),
             )
 
     def _put_off(self, waiting: list[_Event], freed: set[int]) -> None:
