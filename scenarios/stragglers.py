@@ -1,8 +1,9 @@
 """Asynchronous gradient push in virtual time: random paces, one client 10 times slower, latency.
 
 Every client has its own pace (log-normal), its steps take random times, and client 0 is a straggler. The rate
-is three times what SGP bears on this network in lockstep. `AsyncSGP` counts by time and owes what a small ω
-cannot bear; `method` chooses among the candidates that the study `stragglers_compared` compares.
+is three times what SGP bears on this network in lockstep. Where ω is small a client tells others only what its
+ω bears of its new gradient, and the rest later. `method` chooses among the candidates that the study
+`stragglers_compared` compares.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import networkx as nx
 import numpy as np
 
 from asyncfed import Scenario, VirtualTime
+from asyncfed.errors import UnknownNameError
 from asyncfed.problems import Problem, classification
-from asyncfed.protocols import SGP, AsyncSGP
+from asyncfed.protocols import SGP, AsyncSGP, PushDIGing
 from asyncfed.rng import Streams
 from topologies import small_world, stochastic_directed
 
@@ -28,6 +30,7 @@ METHODS: dict[str, Callable[[int, float, float], Any]] = {
     "debt": lambda steps, lr, per: AsyncSGP(steps, lr, per=None, batch=32),
     "by time, debt": lambda steps, lr, per: AsyncSGP(steps, lr, per, batch=32),
     "by time, time owed": lambda steps, lr, per: AsyncSGP(steps, lr, per, omega0=0.5, owed="time", batch=32),
+    "tracking, debt": lambda steps, lr, per: PushDIGing(steps, lr, batch=32, omega0=1.0),
 }
 
 
@@ -37,7 +40,7 @@ def scenario(
     lr: float = 0.6,
     slowdown: float = 10.0,
     loss: float = 0.0,
-    method: str = "by time, debt",
+    method: str = "tracking, debt",
     seed: int = 0,
 ) -> Scenario:
     factors = paces(clients, slowdown, seed)
@@ -47,7 +50,7 @@ def scenario(
         name="stragglers",
         problem=digits(clients),
         topology=network(clients),
-        protocol=METHODS[method](steps, lr, sum(factors) / clients),
+        protocol=_chosen(method)(steps, lr, sum(factors) / clients),
         timing=VirtualTime(
             compute="exponential(1.0)",
             factors=factors,
@@ -58,6 +61,12 @@ def scenario(
         evaluate_every=horizon / 100,
         seed=seed,
     )
+
+
+def _chosen(method: str) -> Callable[[int, float, float], Any]:
+    if method not in METHODS:
+        raise UnknownNameError("method of stragglers", method, METHODS)
+    return METHODS[method]
 
 
 def paces(clients: int, slowdown: float, seed: int) -> tuple[float, ...]:

@@ -6,10 +6,10 @@ differ.
 *What is minimised.* Client i adds −α∇f_i to the sum of all z with every step, so λ_i times per unit of time:
 at rest Σ λ_i ∇f_i = 0, not Σ ∇f_i = 0.
 
-*How far a model moves.* That is α/ω_i, and ω_i is what stands still at i until it sends. At rest as much ω comes
-as goes, so λ_i ω_i = φ_i, the flow through i: a stationary vector of the mean weights, whatever the paces.
-Hence ω_i = φ_i τ_i on average, with τ_i = 1/λ_i the time between two steps. A fast client has a small ω, and
-one that happens to hear nothing has next to none.
+*How far a model moves.* That is α/ω_i, and ω_i is what stands still at i until it sends. At rest as much of
+it comes as goes, so λ_i ω_i = φ_i, the flow through i: a stationary vector of the mean weights, whatever
+the paces. Hence ω_i = φ_i τ_i on average, with τ_i = 1/λ_i the time between two steps. A fast client has a
+small ω, and one that happens to hear nothing has next to none.
 
 A step that counts the time since the one before (Spiridonoff, Olshevsky & Paschalidis 2020) cures the first,
 Σ ∇f_i = 0, and the second on average: α τ_i/ω_i = α/φ_i for fast and slow alike. What is left is chance: an
@@ -18,10 +18,10 @@ A step that counts the time since the one before (Spiridonoff, Olshevsky & Pasch
     owed="gradient"    D ← D + α τ ∇f(x),   pays s D with s = min(1, ω/ω₀),   keeps (1 − s) D
     owed="time"        T ← T + τ,           pays t = min(T, ω/ω₀) as −α t ∇f(x),   keeps T − t
 
-A debt of gradients is always paid in the end: each reaches the mean once, if late, whatever ω₀. A debt of time
-is one number, is paid in fresh gradients, and no model ever moves by more than (α/ω₀) ∇f. But it is paid off
-only where φ_i > ω₀, with `per` as the unit of time; else client i counts in proportion to φ_i: too little or
-too much, if never by its pace.
+A debt of gradients is always paid in the end: each reaches the mean once, if late, whatever ω₀. A debt of
+time is one number, is paid in fresh gradients, and no model ever moves by more than (α/ω₀) ∇f. But it is
+paid off only where φ_i > ω₀, with `per` as the unit of time; else client i counts in proportion to φ_i: too
+little or too much, if never by its pace.
 
 | symbol   | here    |                                                                             |
 |----------|---------|-----------------------------------------------------------------------------|
@@ -58,7 +58,7 @@ from asyncfed.protocols.part import (
     Tensors,
 )
 from asyncfed.protocols.schedules import LearningRate, rates
-from asyncfed.protocols.sgp import check_settings
+from asyncfed.protocols.sgp import check_settings, require_positive
 from asyncfed.registry import register
 
 
@@ -101,9 +101,8 @@ class AsyncSGP(Part, AmongPeers):
     def __post_init__(self) -> None:
         plain_fields(self)
         check_settings(self.steps, self.lr, self.batch, self.weight_decay)
-        for name, value in (("per", self.per), ("omega0", self.omega0)):
-            if value is not None and not 0 < value < float("inf"):
-                raise ScenarioError(f"{name} is {value}; it must be finite and above 0, or None")
+        require_positive("per", self.per)
+        require_positive("omega0", self.omega0)
         if self.owed not in ("gradient", "time"):
             raise ScenarioError(f"owed is {self.owed!r}; it must be 'gradient' or 'time'")
 

@@ -84,7 +84,7 @@ class At:
     """Some nodes of a block at a step.
 
     `rows` are their places in the block, `steps` their own step counts within the part (for a method with a
-    server: the number of the round), `elapsed` the virtual time since each began its step before, of this part
+    server: the number of the round), `elapsed` the virtual time since each began its step before in this part
     (0 for its first, and with a server), `room` offers tensors that a residue may be written to.
     """
 

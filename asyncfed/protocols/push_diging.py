@@ -13,7 +13,7 @@ From u(0) = x(0), v(0) = 1 and y(0) = ∇f(x(0)), with column-stochastic weights
 | u, v  | u, v     | the biased model and its push-sum weight (SGP's z and ω)     |
 | x     | x        | u / v, the model                                             |
 | y     | y        | the tracker; absorbed as C y, and complete when it is sent   |
-| ∇f(x) | gradient | the last one computed, remembered for the difference         |
+| ∇f(x) | gradient | the last one computed, remembered for the difference; or g   |
 | α     | alpha    | learning rate at the client's own step                       |
 
 Step t absorbs u(t), v(t) and C y(t−1), computes ∇f(x(t)) and with it y(t), and sends u − αy, v and y. At the
@@ -26,7 +26,13 @@ with the messages on their way counted: y is a sum that only moves, and a step a
 gradients however many messages came. Where clients rest, y is 0 everywhere and so is Σ ∇f, whatever their
 paces: a slow client does not move the point of rest, as it does with SGP. Whether they come to rest is a
 question of α/v, the step that x really makes. A client that hears nothing gives away some of its v with every
-step, so very different paces need a smaller α than lockstep; `PushPull` divides by nothing. A client that has
+step, and of y as well; but the difference of its gradients it adds in full. With `omega0` = ω₀ it adds what
+its v bears, and the rest later: g(t) is then what y has been told of ∇f, with g(−1) = 0,
+
+    y(t) = C y(t−1) + s (∇f(x(t)) − g(t−1)),   g(t) = g(t−1) + s (∇f(x(t)) − g(t−1)),   s = min(1, v(t)/ω₀)
+
+so Σ y = Σ g always, at rest g = ∇f, and the point of rest is the same. At uneven paces it bears many times
+the α (docs/decisions/0013-stable-gradient-push.md); `PushPull` divides by nothing. A client that has
 made all of its steps leaves, and what it knew is frozen: a `horizon` keeps everybody until the end.
 
 A message that is lost takes its share of y along, and the sum is wrong for ever: so loss is refused.
@@ -55,7 +61,7 @@ from asyncfed.protocols.part import (
     Tensors,
 )
 from asyncfed.protocols.schedules import LearningRate, rates
-from asyncfed.protocols.sgp import check_settings
+from asyncfed.protocols.sgp import check_settings, require_positive
 from asyncfed.registry import register
 
 
@@ -74,12 +80,16 @@ class PushDIGing(Part, AmongPeers):
         Minibatch size, drawn with replacement; None for all of a client's training data.
     weight_decay
         Added to the gradient as weight_decay · x.
+    omega0
+        ω₀, the weight v below which a client tells y only v/ω₀ of what is new; None, as in the paper: all of
+        it, always.
     """
 
     steps: int
     lr: LearningRate
     batch: int | None = 64
     weight_decay: float = 0.0
+    omega0: float | None = None
 
     name = "push-diging"
     kind = "push"
@@ -87,6 +97,7 @@ class PushDIGing(Part, AmongPeers):
     def __post_init__(self) -> None:
         plain_fields(self)
         check_settings(self.steps, self.lr, self.batch, self.weight_decay)
+        require_positive("omega0", self.omega0)
 
     def parts(self) -> tuple[Part, ...]:
         return (self,)
@@ -110,6 +121,8 @@ class PushDIGing(Part, AmongPeers):
         gradient, loss = at.derivatives.inner_gradient(x, lam, at.batch)
         if self.weight_decay:
             gradient += self.weight_decay * x
+        if self.omega0 is not None:  # g(t)
+            gradient = torch.lerp(memory["gradient"], gradient, (v / self.omega0).clamp(max=1.0))
         y = inbox["y"].add_(gradient).sub_(memory["gradient"])  # C y(t−1) + ∇f(x(t)) − ∇f(x(t−1))
         phi = {"u": u - alpha * y, "v": v, "y": y}
         return Step(phi, report={"loss": loss}, memory={"gradient": gradient})

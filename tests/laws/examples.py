@@ -43,6 +43,7 @@ from asyncfed.protocols import (
     Local,
     LocalSteps,
     Neumann,
+    PushDIGing,
     Server,
 )
 from asyncfed.registry import registered
@@ -147,6 +148,10 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "AsyncSGP": (
         Example(AsyncSGP(5, Diminishing(0.1), per=1.5, batch=2)),
         Example(AsyncSGP(5, 0.1, omega0=0.5, owed="time", batch=None, weight_decay=0.1), about="time"),
+    ),
+    "PushDIGing": (
+        Example(PushDIGing(5, 0.1, batch=2)),
+        Example(PushDIGing(5, 0.1, batch=None, omega0=1.0), about="little by little"),
     ),
     "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (

@@ -13,8 +13,9 @@ import torch
 
 from asyncfed import Lockstep, Scenario, ScenarioError, TopologyError, VirtualTime, run
 from asyncfed.network import Given, Uniform
-from asyncfed.problems import classification, quadratic
+from asyncfed.problems import average_minimiser, classification, quadratic
 from asyncfed.protocols import SGP, PushDIGing, PushPull, StepDecay
+from asyncfed.runtime.block import Observation
 from tests.protocols.tracking import Quadratics, gap, run_seen, shares, tracked_at
 from topologies import ring, stochastic_directed
 
@@ -164,6 +165,48 @@ def test_in_virtual_time_paces_do_not_move_the_point_of_rest(tmp_path: Path) -> 
 
     assert gap_of(PushDIGing(steps=10_000, lr=0.05, batch=None)) < 1e-10
     assert gap_of(SGP(steps=10_000, lr=0.05, batch=None)) > 0.03
+
+
+def test_told_little_by_little_it_comes_to_rest_at_paces_that_blow_it_up_otherwise(tmp_path: Path) -> None:
+    factors = (0.37, 0.71, 1.0, 1.9, 6.3)
+    timing = VirtualTime(compute="uniform(0.5, 1.5)", factors=factors, latency=0.3, horizon=300.0)
+    problem = quadratic(clients=5, dimension=3, seed=2, heterogeneity=3.0)
+    scenario = Scenario(
+        problem=problem,
+        topology=stochastic_directed(5, probability=(0.5, 0.9), seed=4),
+        protocol=PushDIGing(5_000, 0.2, batch=None),
+        timing=timing,
+        precision="float64",
+        evaluate_every=300.0,
+    )
+    damped = replace(scenario, protocol=PushDIGing(5_000, 0.2, batch=None, omega0=1.0))
+    final = run(damped, out=tmp_path / "damped").final["inner"]
+    assert (final - average_minimiser(problem)).abs().max() < 1e-6
+    assert run(scenario, out=tmp_path / "plain").final["inner"].abs().max() > 1e6
+
+
+def test_told_little_by_little_the_trackers_sum_to_what_they_were_told(tmp_path: Path) -> None:
+    """The paper's lines with s = min(1, v/ω₀), written out, and Σ y = Σ g after every step."""
+    problem = quadratic(clients=5, dimension=3, seed=2)
+    scenario = Scenario(
+        problem=problem,
+        topology=stochastic_directed(5, probability=(0.5, 0.9), seed=4),
+        protocol=PushDIGing(30, 0.1, batch=None, omega0=1.2),
+        precision="float64",
+    )
+    A, b = problem.data.train.tensors
+    told = [torch.zeros(5, 3, dtype=torch.float64)]
+
+    def look(o: Observation) -> None:
+        u, v, y = (o.absorbed[name] for name in ("u", "v", "y"))
+        fresh = torch.einsum("ijk,ik->ij", A, u / v - b)
+        news = torch.clamp(v / 1.2, max=1.0) * (fresh - told[-1])
+        told.append(told[-1] + news)
+        torch.testing.assert_close(o.made.payload["y"], y + news, rtol=0, atol=1e-12)
+        torch.testing.assert_close(o.made.payload["y"].sum(0), told[-1].sum(0), rtol=0, atol=1e-10)
+
+    run(scenario, out=tmp_path / "r", tap=look)
+    assert len(told) == 31
 
 
 @pytest.mark.parametrize("timing", [Lockstep(), VirtualTime(compute="exponential(1.0)", latency=0.7)])
