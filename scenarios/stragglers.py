@@ -1,9 +1,9 @@
 """Asynchronous gradient push in virtual time: random paces, one client 10 times slower, latency.
 
-Every client has its own pace (log-normal), its steps take random times, and client 0 is a straggler. The rate
-is three times what SGP bears on this network in lockstep. Where ω is small a client tells others only what its
-ω bears of its new gradient, and the rest later. `method` chooses among the candidates that the study
-`stragglers_compared` compares.
+Every client has its own pace (log-normal), its steps take random times, and client 0 is a straggler. The
+rate is three times what SGP bears on this network in lockstep. Where ω is small a client tells others
+only what its ω bears of its new gradient, and the rest later. `method` chooses among the candidates that
+the study `stragglers_compared` compares.
 """
 
 from __future__ import annotations
