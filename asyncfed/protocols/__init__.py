@@ -3,6 +3,7 @@
 from asyncfed.network.server import Server
 from asyncfed.protocols.aggitd import AggITD
 from asyncfed.protocols.aggitd_peers import PeerAggITD
+from asyncfed.protocols.async_sgp import AsyncSGP
 from asyncfed.protocols.clustered_fl import ClusteredFL
 from asyncfed.protocols.exact_backprop import ExactBackprop
 from asyncfed.protocols.fed_ihgp import Neumann
@@ -33,6 +34,7 @@ __all__ = [
     "SGP",
     "VRHGP",
     "AggITD",
+    "AsyncSGP",
     "ClusteredFL",
     "CompareHypergradients",
     "Diminishing",

@@ -21,6 +21,7 @@ from asyncfed.problems.derivatives import Derivatives, samples_at_once
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 Level = Literal["inner", "outer"]
 
 _SAMPLES = 4096  # of all clients together, whose activations stay alive at a time
@@ -83,10 +84,11 @@ class At:
     """Some nodes of a block at a step.
 
     `rows` are their places in the block, `steps` their own step counts within the part (for a method with a
-    server: the number of the round), `room` offers tensors that a residue may be written to.
+    server: the number of the round), `elapsed` the virtual time since each began its step before in this part
+    (0 for its first, and with a server), `room` offers tensors that a residue may be written to.
     """
 
-    __slots__ = ("_batch", "_size", "_versions", "home", "numbers", "room", "rows", "steps")
+    __slots__ = ("_batch", "_size", "_versions", "elapsed", "home", "numbers", "room", "rows", "steps")
 
     def __init__(
         self,
@@ -96,8 +98,10 @@ class At:
         numbers: IntArray | None = None,
         size: int | None = 1,
         room: dict[str, Tensor] | None = None,
+        elapsed: FloatArray | None = None,
     ) -> None:
         self.home, self.rows, self.steps = home, rows, steps
+        self.elapsed = np.zeros(len(rows)) if elapsed is None else elapsed
         self.numbers = steps if numbers is None else numbers  # of the steps in the run: what draws go by
         self._size = size
         self._batch: tuple[Tensor, ...] | None = None

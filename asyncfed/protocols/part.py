@@ -263,7 +263,10 @@ class Part(Act):
     passes_on: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
     conserves: bool = False
-    moves_by_weight: bool = False
+
+    @property
+    def moves_by_weight(self) -> bool:
+        return False
 
     def check(self, scene: Scene) -> None:
         """Refuse a problem, network or timing that breaks an assumption."""

@@ -13,7 +13,7 @@ From u(0) = x(0), v(0) = 1 and y(0) = ∇f(x(0)), with column-stochastic weights
 | u, v  | u, v     | the biased model and its push-sum weight (SGP's z and ω)     |
 | x     | x        | u / v, the model                                             |
 | y     | y        | the tracker; absorbed as C y, and complete when it is sent   |
-| ∇f(x) | gradient | the last one computed, remembered for the difference         |
+| ∇f(x) | gradient | the last one computed, remembered for the difference; or g   |
 | α     | alpha    | learning rate at the client's own step                       |
 
 Step t absorbs u(t), v(t) and C y(t−1), computes ∇f(x(t)) and with it y(t), and sends u − αy, v and y. At the
@@ -26,10 +26,17 @@ with the messages on their way counted: y is a sum that only moves, and a step a
 gradients however many messages came. Where clients rest, y is 0 everywhere and so is Σ ∇f, whatever their
 paces: a slow client does not move the point of rest, as it does with SGP. Whether they come to rest is a
 question of α/v, the step that x really makes. A client that hears nothing gives away some of its v with every
-step, so very different paces need a smaller α than lockstep; `PushPull` divides by nothing. A client that has
+step, and of y as well; but the difference of its gradients it adds in full. With `omega0` = ω₀ it adds what
+its v bears, and the rest later: g(t) is then what y has been told of ∇f, with g(−1) = 0,
+
+    y(t) = C y(t−1) + s (∇f(x(t)) − g(t−1)),   g(t) = g(t−1) + s (∇f(x(t)) − g(t−1)),   s = min(1, v(t)/ω₀)
+
+so Σ y = Σ g always, at rest g = ∇f, and the point of rest is the same. At uneven paces it bears many times
+the α (docs/decisions/0013-stable-gradient-push.md); `PushPull` divides by nothing. A client that has
 made all of its steps leaves, and what it knew is frozen: a `horizon` keeps everybody until the end.
 
-A message that is lost takes its share of y along, and the sum is wrong for ever: so loss is refused.
+A message that is lost takes its share of y along. Running sums bring it with the next one; without them the
+sum would be wrong for ever, and loss is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +47,7 @@ import numpy as np
 import torch
 
 from asyncfed.errors import TopologyError
-from asyncfed.network.links import Network, require_strongly_connected
+from asyncfed.network.links import require_strongly_connected
 from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
 from asyncfed.protocols.part import (
@@ -55,7 +62,7 @@ from asyncfed.protocols.part import (
     Tensors,
 )
 from asyncfed.protocols.schedules import LearningRate, rates
-from asyncfed.protocols.sgp import check_settings
+from asyncfed.protocols.sgp import check_settings, require_positive
 from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
 
@@ -75,29 +82,37 @@ class PushDIGing(Part, AmongPeers):
         Minibatch size, drawn with replacement; None for all of a client's training data.
     weight_decay
         Added to the gradient as weight_decay · x.
+    omega0
+        ω₀, the weight v below which a client tells y only v/ω₀ of what is new; None, as in the paper: all of
+        it, always.
     """
 
     steps: int
     lr: LearningRate
     batch: int | None = 64
     weight_decay: float = 0.0
+    omega0: float | None = None
 
     name = "push-diging"
     kind = "push"
     exact = ("v",)
     conserves = True
-    moves_by_weight = True
+
+    @property
+    def moves_by_weight(self) -> bool:
+        return self.omega0 is None
 
     def __post_init__(self) -> None:
         plain_fields(self)
         check_settings(self.steps, self.lr, self.batch, self.weight_decay)
+        require_positive("omega0", self.omega0)
 
     def parts(self) -> tuple[Part, ...]:
         return (self,)
 
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
-        require_all_arrive(scene.network, type(self).__name__)
+        require_all_arrive(scene, type(self).__name__)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"u": sizes.inner, "v": 1, "y": sizes.inner}
@@ -114,6 +129,8 @@ class PushDIGing(Part, AmongPeers):
         gradient, loss = at.derivatives.inner_gradient(x, lam, at.batch)
         if self.weight_decay:
             gradient += self.weight_decay * x
+        if self.omega0 is not None:  # g(t)
+            gradient = torch.lerp(memory["gradient"], gradient, (v / self.omega0).clamp(max=1.0).to(u))
         y = inbox["y"].add_(gradient).sub_(memory["gradient"])  # C y(t−1) + ∇f(x(t)) − ∇f(x(t−1))
         phi = {"u": u - alpha * y, "v": v, "y": y}
         return Step(phi, report={"loss": loss}, memory={"gradient": gradient})
@@ -129,14 +146,16 @@ class PushDIGing(Part, AmongPeers):
         return {"inner": final.inner, "outer": final.outer}
 
 
-def require_all_arrive(network: Network, method: str) -> None:
-    """A tracker must not lose anything: what is sent has to arrive, some time."""
-    if network.lossless:
+def require_all_arrive(scene: Scene, method: str) -> None:
+    """A tracker must not lose anything: what is sent has to arrive, or to come later with another."""
+    network = scene.network
+    if network.lossless or scene.timing.running_sums is not False:
         return
     edge = int(np.flatnonzero(network.loss)[0])
     sender, receiver = (network.labels[int(ends[edge])] for ends in (network.senders, network.receivers))
     raise TopologyError(
         f"{method} tracks the sum of all gradients, and a lost message takes its share of it away for ever; "
-        f"link {sender}→{receiver} loses a message with probability {network.loss[edge]:g}: set loss to 0 (a "
-        "link may be down, by its probability: then the sender keeps the share), or use the protocol SGP"
+        f"link {sender}→{receiver} loses a message with probability {network.loss[edge]:g}: leave "
+        "running_sums on, or set loss to 0 (a link may be down, by its probability: then the sender keeps "
+        "the share)"
     )

@@ -28,7 +28,8 @@ gradients that were computed.
 Σ y = Σ ∇f(x) holds at every step, and in virtual time with the messages on their way counted: a step takes
 the mean of all models that have come and the sum of all trackers, which is asynchronous push-pull (APPG,
 Zhang & You 2019). As for Push-DIGing, paces do not move the point of rest, a `horizon` keeps fast clients
-from leaving early, and loss is refused: A would not mind, for it knows what arrived, but B loses its share.
+from leaving early. Loss needs running sums: A would not mind, for it knows what arrived, but B loses its
+share.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class PushPull(Part, AmongPeers):
 
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
-        require_all_arrive(scene.network, type(self).__name__)
+        require_all_arrive(scene, type(self).__name__)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"y": sizes.inner, "x": sizes.inner}

@@ -12,7 +12,7 @@ import torch
 from asyncfed.errors import ScenarioError
 from asyncfed.registry import register
 
-Steps = npt.NDArray[np.int64]
+Steps = npt.NDArray[np.int64] | npt.NDArray[np.float64]  # or times, for methods that count by these
 Rates = npt.NDArray[np.float64]
 
 

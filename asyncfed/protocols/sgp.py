@@ -134,3 +134,9 @@ def check_settings(steps: int, lr: LearningRate, batch: int | None, weight_decay
         )
     if not 0 <= weight_decay < float("inf"):
         raise ScenarioError(f"weight_decay is {weight_decay}; it must be finite and at least 0")
+
+
+def require_positive(name: str, value: float | None) -> None:
+    """Refuse a setting that is neither left out nor a size."""
+    if value is not None and not 0 < value < float("inf"):
+        raise ScenarioError(f"{name} is {value}; it must be finite and above 0, or None")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from asyncfed.network.links import Network
     from asyncfed.protocols.part import Part, Scene
 
-STEADIER = "PushPull, which divides by nothing"
+STEADIER = "PushDIGing(omega0=1.0), which waits while ω is small, or PushPull, which divides by nothing"
 """What to use instead where ω gets small: the method that does the same and bears it."""
 
 UNEVEN = 3.0  # times that the slowest client, or a client's slow tenth of steps, takes longer: so many hurt

@@ -356,7 +356,7 @@ class Block:
         at = self._index(incoming.empty)
         places = self._index(np.searchsorted(incoming.rows, incoming.empty))
         for name, value in start.absorbed.items():
-            totals[name] = totals[name].index_copy(0, places, value[at])
+            totals[name] = totals[name].index_copy(0, places, value[at].to(totals[name]))
 
     def _hand_over(self, inbox: Inbox, wave: BlockWave) -> Reports:
         """Who leaves computes nothing: all it has is its payload."""
@@ -382,7 +382,7 @@ class Block:
         without: dict[str, list[slice | Tensor]] = {key: [] for key in inbox}
         reports: Reports = {}
         for places, rows in self._chunks(wave.incoming.rows):
-            made = self._step(part, inbox, places, rows, wave.steps, room)
+            made = self._step(part, inbox, places, rows, wave.steps, room, wave.elapsed)
             for key in inbox:
                 home = () if residue[key] is room[key] else (room[key],)
                 payload[key] = self._keep(made.payload[key], places, payload.get(key), (inbox[key], *home))
@@ -417,7 +417,7 @@ class Block:
         payload: Tensors = {}
         reports: Reports = {}
         for places, rows in self._chunks(wave.incoming.rows):
-            made = self._step(part, inbox, places, rows, wave.steps, {})
+            made = self._step(part, inbox, places, rows, wave.steps, {}, wave.elapsed)
             at = self._index(rows)
             for key, value in made.payload.items():
                 if len(rows) == len(wave.emits) and isinstance(places, slice):
@@ -462,16 +462,18 @@ class Block:
         rows: IntArray,
         steps: IntArray,
         room: Tensors,
+        elapsed: FloatArray | None = None,
     ) -> Step:
         if len(rows) != len(steps):  # else the whole wave in one chunk, in order or all of equal size
-            steps = steps[places if isinstance(places, slice) else places.cpu().numpy()]
+            here = places if isinstance(places, slice) else places.cpu().numpy()
+            steps, elapsed = steps[here], None if elapsed is None else elapsed[here]
             inbox = inbox.of(places)
             room = {key: value[places] for key, value in room.items()} if isinstance(places, slice) else {}
         memory = self._memory_of(part, rows)
         seen = {key: value.clone() for key, value in inbox.items()} if self._tap is not None else {}
         within = steps - self._first_step if part is self._part else steps
         numbers = self._first_step + part.samples_of(within) if part is self._part else steps
-        at = At(self._home, rows, within, numbers, part.batch, room)
+        at = At(self._home, rows, within, numbers, part.batch, room, elapsed)
         if self._strict:
             inbox = inbox.with_values({key: _copy(value) for key, value in inbox.items()})
             memory = Declared(type(part).__name__, {key: value.clone() for key, value in memory.items()})

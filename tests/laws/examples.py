@@ -27,7 +27,9 @@ from asyncfed.protocols import (
     SGP,
     VRHGP,
     AggITD,
+    AsyncSGP,
     CompareHypergradients,
+    Diminishing,
     EstimateHypergradient,
     ExactBackprop,
     FedAvg,
@@ -42,6 +44,7 @@ from asyncfed.protocols import (
     LocalSteps,
     Neumann,
     PeerAggITD,
+    PushDIGing,
     Scaffold,
     Server,
     SimFBO,
@@ -162,6 +165,14 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         Example(SGP(5, 0.1, batch=2)),
         Example(SGP(5, 0.1, order="4a", batch=None, weight_decay=0.1), about="4a"),
         Example(SGP(5, 0.1, batch=2), about="links over time", changed=_links_over_time),
+    ),
+    "AsyncSGP": (
+        Example(AsyncSGP(5, Diminishing(0.1), per=1.5, batch=2)),
+        Example(AsyncSGP(5, 0.1, omega0=0.5, owed="time", batch=None, weight_decay=0.1), about="time"),
+    ),
+    "PushDIGing": (
+        Example(PushDIGing(5, 0.1, batch=2)),
+        Example(PushDIGing(5, 0.1, batch=None, omega0=1.0), about="little by little"),
     ),
     "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (

@@ -130,6 +130,18 @@ def test_nothing_is_absorbed_twice_by_the_same_client(setting: Setting) -> None:
 
 @law
 @given(settings_of())
+def test_a_wave_says_how_long_ago_everybody_began_its_step_before(setting: Setting) -> None:
+    played = play(setting)
+    started = {key: row.started_at for key, row in steps_of(played).items()}
+    for wave in played.waves:
+        assert wave.elapsed is not None
+        keys = zip(wave.absorption.nodes.tolist(), wave.steps.tolist(), strict=True)
+        since = [started[i, t] - started[i, t - 1] if t > setting.first_step else 0.0 for i, t in keys]
+        assert wave.elapsed.tolist() == pytest.approx(since, rel=1e-9, abs=1e-9)
+
+
+@law
+@given(settings_of())
 def test_every_client_makes_its_steps_one_by_one_and_absorbs_its_own_last_payload(setting: Setting) -> None:
     played = play(setting)
     done = [setting.first_step] * played.network.n

@@ -215,8 +215,10 @@ def test_on_several_machines_it_is_the_same(timing: Lockstep | VirtualTime, tmp_
     torch.testing.assert_close(there.final["inner"], here.final["inner"], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("timing", [Lockstep(loss=0.1), VirtualTime(loss=0.1)])
-def test_loss_is_refused_for_the_tracker_would_miss_what_is_lost(
+@pytest.mark.parametrize(
+    "timing", [Lockstep(loss=0.1, running_sums=False), VirtualTime(loss=0.1, running_sums=False)]
+)
+def test_loss_without_running_sums_is_refused_for_the_tracker_would_miss_what_is_lost(
     timing: Lockstep | VirtualTime, tmp_path: Path
 ) -> None:
     scenario = Scenario(
@@ -225,7 +227,8 @@ def test_loss_is_refused_for_the_tracker_would_miss_what_is_lost(
         protocol=PushPull(steps=1, lr=0.1),
         timing=timing,
     )
-    with pytest.raises(TopologyError, match=r"PushPull tracks .* 0→1 .* probability 0\.1: set loss to 0"):
+    said = r"PushPull tracks .* 0→1 .* probability 0\.1: leave running_sums on"
+    with pytest.raises(TopologyError, match=said):
         run(scenario, out=tmp_path / "never")
     assert not (tmp_path / "never").exists()
 

@@ -14,6 +14,7 @@ from scenarios import hgp_error
 
 SMALL = {
     "quickstart": ["clients=6", "steps=5", "outer_steps=1", "rounds=2", "model=logistic"],
+    "stragglers_compared": ["seeds=1", "clients=10", "horizon=10"],
     "hgp_error": ["seeds=1", "rounds=5", "steps=5", "dataset=digits", "samples=20"],
     "pdbo_emnist": [
         "network=all", "dataset=digits", "clients=6", "steps=6", "batch=8", "outer_steps=1", "rounds=2",

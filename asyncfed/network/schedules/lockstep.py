@@ -90,7 +90,8 @@ class LockstepSchedule:
                 phase=talk.phase,
             )
             released = NO_NODES if t == 0 else emits - n
-            yield Wave(absorption, np.full(n, step), emits, released, now, talk.part)
+            elapsed = np.full(n, min(t, 1.0))
+            yield Wave(absorption, np.full(n, step), emits, released, now, talk.part, elapsed=elapsed)
             absorption, absorbed = self._send(step, now + 1.0)
 
     def _send(self, step: int, at: float) -> tuple[Absorption, IntArray]:
