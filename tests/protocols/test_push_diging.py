@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from asyncfed import Lockstep, Scenario, ScenarioError, TopologyError, VirtualTime, run
+from asyncfed import Lockstep, Scenario, VirtualTime, run
 from asyncfed.network import Given, Uniform
-from asyncfed.problems import average_minimiser, classification, quadratic
+from asyncfed.problems import average_minimiser, quadratic
 from asyncfed.protocols import SGP, PushDIGing, PushPull, StepDecay
-from asyncfed.runtime.block import Observation
-from tests.protocols.tracking import Quadratics, gap, run_seen, shares, tracked_at
+from tests.protocols.tracking import Quadratics, gap, run_seen, shares
 from topologies import ring, stochastic_directed
 
 UNEVEN = Given(((0.2, 0.5, 0.3), (0.0, 0.6, 0.4), (0.7, 0.1, 0.2)))  # column-stochastic and nothing else
