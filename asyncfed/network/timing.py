@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from asyncfed.errors import ScenarioError
+from asyncfed.network.buffer import AnyServer, Buffered
 from asyncfed.network.distributions import Distribution, Table, as_distribution
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
 from asyncfed.network.schedules.asked import AskedSchedule
+from asyncfed.network.schedules.buffered import BufferedSchedule
 from asyncfed.network.schedules.lockstep import LockstepSchedule
 from asyncfed.network.schedules.paced import PacedSchedule
-from asyncfed.network.server import Server
 from asyncfed.network.waves import Conversation, Recorder, Schedule
 from asyncfed.network.weights import Mixing
 from asyncfed.network.wire import Wire
@@ -62,11 +63,11 @@ class Lockstep:
         return LockstepSchedule(wire, mixing, talk, snapshot_every, tally=tally)
 
     def with_server(
-        self, network: Network, streams: Streams, recorder: Recorder, server: Server
-    ) -> AskedSchedule:
+        self, network: Network, streams: Streams, recorder: Recorder, server: AnyServer
+    ) -> ServerSchedule:
         """All rounds of a method with a server."""
         wire = Wire(network, streams, recorder, instant=True)
-        return AskedSchedule(wire, streams, server, compute=None, factors=np.ones(network.n - 1))
+        return _serving(wire, streams, server, None, np.ones(network.n - 1))
 
 
 @register("timing")
@@ -180,12 +181,11 @@ class VirtualTime:
         )  # fmt: skip
 
     def with_server(
-        self, network: Network, streams: Streams, recorder: Recorder, server: Server
-    ) -> AskedSchedule:
+        self, network: Network, streams: Streams, recorder: Recorder, server: AnyServer
+    ) -> ServerSchedule:
         assert not isinstance(self.compute, (str, float, int))
         wire = Wire(network, streams, recorder, instant=False)
-        factors = self._factor_array(network.n - 1)
-        return AskedSchedule(wire, streams, server, compute=self.compute, factors=factors)
+        return _serving(wire, streams, server, self.compute, self._factor_array(network.n - 1))
 
     def _factor_array(self, n: int) -> FloatArray:
         if not isinstance(self.factors, Mapping) and len(self.factors) != n:
@@ -203,6 +203,18 @@ class VirtualTime:
         return array
 
 
+def _serving(
+    wire: Wire,
+    streams: Streams,
+    server: AnyServer,
+    compute: Distribution | Table | None,
+    factors: FloatArray,
+) -> ServerSchedule:
+    if isinstance(server, Buffered):
+        return BufferedSchedule(wire, streams, server, compute=compute, factors=factors)
+    return AskedSchedule(wire, streams, server, compute=compute, factors=factors)
+
+
 def _pairs(factors: Mapping[int, float] | Sequence[float]) -> list[tuple[int, float]]:
     return list(factors.items()) if isinstance(factors, Mapping) else list(enumerate(factors))
 
@@ -215,4 +227,5 @@ def _number(value: Any, what: str) -> float:
         raise ScenarioError(f"{what} is {value!r}; it must be a number") from None
 
 
+ServerSchedule: TypeAlias = AskedSchedule | BufferedSchedule
 Timing: TypeAlias = Lockstep | VirtualTime

@@ -108,6 +108,7 @@ class Wave:
     time: float  # when the last of these steps starts
     part: int = 0  # which of the parts that were opened they are steps of
     readers: int | None = None  # how many nodes may ever absorb what these emit; None where it may be any
+    turn: int = 0  # of the works that each node does in one and the same round of a server
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class Recorder(Protocol):
         bytes: Any,
         phase: str,
         kind: str,
+        staleness: Any = -1,
     ) -> None: ...
 
     def steps(

@@ -34,7 +34,7 @@ from asyncfed.problems.problem import Init, Problem
 from asyncfed.protocols.at import At, Home
 from asyncfed.protocols.part import Act, Declared, Inbox, Judged, Messages, Part, Sizes, Start, Step, Tensors
 from asyncfed.rng import Streams
-from asyncfed.runtime.arrivals import senders_of, single_messages, with_arrivals
+from asyncfed.runtime.arrivals import senders_of, single_messages, weight_of, with_arrivals
 from asyncfed.runtime.exchange import (
     BlockWave,
     CommonFrom,
@@ -59,6 +59,7 @@ FloatArray = npt.NDArray[np.float64]
 Reports = dict[str, FloatArray]
 
 CHUNK_BYTES = 16 * 2**20  # of parameters, so that temporaries stay below the allocator's 32 MiB threshold
+_ROUNDS = 2**40  # more than any run has
 _WHOSE = " of whom"  # beside a payload with rows for different clients: which row is whose
 
 
@@ -117,6 +118,7 @@ class Block:
         self._samples = (*self._data.train.tensors, *self._home.outer.tensors)
         self._part: Part | None = None
         self._first_step = 0
+        self._turn = 0
         self._pool = Pool(self.k, dtype, self._device)
         self._boards: dict[int, Tensors] = {}  # a server's payloads, by serial
         self._residue: dict[str, Tensor | None] = {}
@@ -158,6 +160,7 @@ class Block:
     def run(self, wave: BlockWave, parcels: Sequence[Tensors] = (), part: Act | None = None) -> Reports:
         """Absorb, compute, emit; returns the part's report. `part` is a round; None for the open part."""
         self._part_of(part)
+        self._turn = wave.turn
         incoming = wave.incoming
         whole = len(incoming.rows) == self.k and part is None
         inbox = self._absorb(incoming, parcels, consume=whole)
@@ -248,9 +251,10 @@ class Block:
                 # Where nothing has come and nothing was there, it is zero.
                 totals[name] = self._zeros(incoming.rows, name) if arrived is None else arrived
         each = self._single_messages(incoming, parcels) if self._current.each else None
-        senders = senders_of(incoming) if self._home.server else None
-        whose = type(self._current).__name__
-        return Inbox(whose, totals, each, versions, senders, self._sizes.clients)
+        whose, clients = type(self._current).__name__, self._sizes.clients
+        if not self._home.server:
+            return Inbox(whose, totals, each, versions, None, clients)
+        return Inbox(whose, totals, each, versions, senders_of(incoming), clients, weight_of(incoming))
 
     def _mixing(self, home: Sums | MatrixSums | Common | None) -> Mixing | None:
         if isinstance(home, MatrixSums):
@@ -407,7 +411,10 @@ class Block:
         memory = self._memory_of(part, rows)
         seen = {key: value.clone() for key, value in inbox.items()} if self._tap is not None else {}
         within = steps - self._first_step if part is self._part else steps
-        numbers = self._first_step + part.samples_of(within) if part is self._part else steps
+        if part is self._part:
+            numbers = self._first_step + part.samples_of(within)
+        else:  # who works twice in a round looks at other samples
+            numbers = steps + self._turn * _ROUNDS
         at = At(self._home, rows, within, numbers, part.batch, room)
         if self._strict:
             inbox = inbox.with_values({key: _copy(value) for key, value in inbox.items()})

@@ -38,6 +38,7 @@ class SumsFrom:
     parcel: int
     rows: IntArray
     senders: IntArray  # of what is in them
+    weights: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,7 @@ class BlockWave:
     emits: IntArray
     released: IntArray
     exports: bool = False  # whether others may read its rows
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,9 @@ class Exchange:
             released = np.array(self._to_release[place], dtype=np.int64)
             self._to_release[place] = []
             exports = len(self.ranges) > 1 and (wave.readers is None or last - first <= wave.readers)
-            part = BlockWave(incoming, wave.steps[first:last], wave.emits[first:last], released, exports)
+            part = BlockWave(
+                incoming, wave.steps[first:last], wave.emits[first:last], released, exports, wave.turn
+            )  # fmt: skip
             tasks.append(Task(place, part, needs))
         return tasks
 
@@ -271,7 +275,7 @@ class Exchange:
         rows = np.unique(piece.rows)
         indptr = np.searchsorted(piece.rows, np.append(rows, np.iinfo(np.int64).max))
         needs.append(Sum(owner, names, indptr, piece.sources, piece.weights))
-        return SumsFrom(len(needs) - 1, rows, piece.senders)
+        return SumsFrom(len(needs) - 1, rows, piece.senders, piece.weights)
 
     def _rows(self, names: tuple[str, ...], piece: _Piece, needs: list[Need]) -> list[Away]:
         """What others hand over as it is, object by object."""

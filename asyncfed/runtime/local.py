@@ -86,7 +86,7 @@ class LocalBackend:
         if self._server is not None and int(wave.absorption.nodes[0]) == self._problem.clients:
             block = self._server
             self._clients.release(released)  # what it has of it is in the parcels
-        made = BlockWave(incoming, wave.steps, wave.emits, released)
+        made = BlockWave(incoming, wave.steps, wave.emits, released, turn=wave.turn)
         report = block.run(made, parcels, round)
         if block is self._server:
             self._standing |= report
@@ -131,7 +131,7 @@ class LocalBackend:
                 weights = None if single else channel.weights
                 wanted = Sum(0, channel.names, channel.indptr, channel.sources, weights)
                 parcels.append(self._clients.hand_over(wanted))
-                away = SumsFrom(len(parcels) - 1, _FIRST, channel.senders)
+                away = SumsFrom(len(parcels) - 1, _FIRST, channel.senders, channel.weights)
                 if single:
                     count = len(channel.sources)
                     away = RowsFrom(
