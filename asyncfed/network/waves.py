@@ -113,11 +113,14 @@ class Wave:
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """Messages that were sent but are not in the trace yet: that comes when their fate is known."""
+    """Messages that were sent but are not in the trace yet: that comes when their fate is known. And those of
+    which it is known so early that they are in the trace as delivered while they are still on their way.
+    """
 
     arrived: int = 0
     on_the_way: int = 0
     bytes: int = 0
+    early: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ when its answer is in:      θ ← (1 − a w(s)) θ + a w(s) θ_i              
 If the server moves on K answers at a time: θ ← (1 − a W) θ + a Σ w_i θ_i with w_i = w(s_i) / K and W = Σ w_i.
 
 Where nothing is stale this is FedBuff with K = 1 and η_g = a. A stale θ_i was made from an older model θ',
-and then the two differ: FedAsync's move is a w (θ_i − θ) = a w Δ_i + a w (θ' − θ), FedBuff's only a w Δ_i. The
-rest pulls the model back to where it was when the client was asked.
+and then the two differ: FedAsync's move is a w (θ_i − θ) = a w Δ_i + a w (θ' − θ), FedBuff's only a w Δ_i.
+The rest pulls the model back to where it was when the client was asked.
 """
 
 from __future__ import annotations

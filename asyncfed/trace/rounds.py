@@ -74,8 +74,8 @@ def table(chunks: Iterable[pa.Table], server: int) -> pd.DataFrame:
         "started_at": extreme(np.fmin, "started_at", _ALL),
         "ended_at": np.where(np.isnan(used_until), extreme(np.fmax, "ended_at", _ALL), used_until),
     }
-    if parts["stale"].any():
-        stale = total("stale", _ANSWERS)
+    stale = total("stale", _ANSWERS)
+    if stale.any():
         columns["staleness_mean"] = ratio(total("moves", _ANSWERS), stale)
         columns["staleness_max"] = extreme(np.fmax, "moves_max", _ANSWERS)
     frame = pd.DataFrame(columns)

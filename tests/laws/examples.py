@@ -27,11 +27,14 @@ from asyncfed.protocols import (
     SGP,
     VRHGP,
     AggITD,
+    Buffered,
     CompareHypergradients,
     EstimateHypergradient,
     ExactBackprop,
+    FedAsync,
     FedAvg,
     FedAvgS,
+    FedBuff,
     FedNest,
     FedProx,
     GossipBilevel,
@@ -41,6 +44,8 @@ from asyncfed.protocols import (
     Local,
     LocalSteps,
     Neumann,
+    PolynomialDecay,
+    Scaffold,
     Server,
 )
 from asyncfed.registry import registered
@@ -104,6 +109,8 @@ def _networks(protocol: Any, kind: Kind, clients: int) -> Iterator[tuple[Any, nx
     if protocol.server is not None:
         waiting = {"participation": 0.7} if kind == "lockstep" else {"quorum": 0.6, "late": "next"}
         default = type(protocol).__dataclass_fields__["server"].default_factory()
+        if isinstance(default, Buffered):
+            waiting = {"size": 2, "at_work": 0.7}
         if protocol.server == default:
             protocol = dataclasses.replace(protocol, server=dataclasses.replace(default, **waiting))
         yield protocol, star(clients, up=0.8, down=0.9), {"timing": lossy}
@@ -174,12 +181,34 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         ),
         Example(FedAvg(4, _STEPS, Server(quorum=0.5, late="drop")), about="drop"),
     ),
+    "FedBuff": (
+        Example(FedBuff(4, _STEPS)),
+        Example(
+            FedBuff(4, _STEPS, mu=0.1, momentum=0.5, server=Buffered(2, 0.7, "same", max_staleness=1)),
+            about="momentum, the same again, too stale dropped",
+        ),
+    ),
+    "FedAsync": (
+        Example(FedAsync(6, _STEPS)),
+        Example(
+            FedAsync(6, _STEPS, server=Buffered(1, asks="weighted", max_staleness=2, too_stale="wait")),
+            about="too stale waited for",
+        ),
+    ),
+    "Scaffold": (
+        Example(Scaffold(3, _STEPS)),
+        Example(Scaffold(4, _STEPS, server=Buffered(2)), about="buffered"),
+    ),
     "FedAvgS": (Example(FedAvgS(3, LocalSteps(0.1, steps=2), LocalSteps(0.05, steps=2)), _saddle),),
     "FedNest": (
         Example(FedNest(2, _STEPS, _STEPS, neumann=_SERIES, start="fresh")),
         Example(FedNest(2, _STEPS, _STEPS, setting="minimax"), _saddle, "minimax"),
         Example(FedNest(2, _STEPS, _STEPS, setting="compositional"), _composed, "compositional"),
         Example(FedNest(2, _STEPS, setting="single"), one_level, "single"),
+        Example(
+            FedNest(2, _STEPS, _STEPS, neumann=_SERIES, server=Buffered(2, decay=PolynomialDecay())),
+            about="buffered",
+        ),
     ),
     "LFedNest": (
         Example(LFedNest(3, _STEPS, _STEPS, neumann=_SERIES)),
@@ -188,6 +217,7 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "AggITD": (
         Example(AggITD(2, _STEPS, _STEPS, inner_rounds=2, scale=0.3)),
         Example(AggITD(2, _STEPS, _STEPS, inner_rounds=2, scale=0.3, solver="sgd"), about="sgd"),
+        Example(AggITD(2, _STEPS, _STEPS, inner_rounds=2, scale=0.3, server=Buffered(0.5)), about="buffered"),
     ),
 }
 """Instances in place of the guessed one: where that cannot be made, or where there is more to try."""

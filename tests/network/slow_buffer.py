@@ -1,7 +1,7 @@
 """A server that does not wait once more, slowly: one event, one message and one client at a time.
 
-Nothing is planned ahead. A request travels, its client works, the answer travels; all that happens at one time is
-over before the server asks again.
+Nothing is planned ahead. A request travels, its client works, the answer travels; all that happens at one
+time is over before the server asks again.
 """
 
 from __future__ import annotations
@@ -127,6 +127,10 @@ class SlowBuffer:
 
     def fill(self, ask: Ask) -> bool:
         """False where nobody can be reached."""
+        here = sum(job.ask.series == ask.series for job in self.shelf)
+        waits = self.server.too_stale == "wait" and here >= self.server.needed(self.hub)
+        if waits and self.server.max_staleness == 0:
+            return True
         for _ in range(self.server.attempts):
             jobs: list[Job] = []
             while len(self.at_work) + len(jobs) < self.server.places(self.hub):

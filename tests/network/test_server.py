@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfed.errors import QuorumError, ScenarioError, TopologyError
-from asyncfed.network import Lockstep, Table, VirtualTime
+from asyncfed.network import Lockstep, VirtualTime
 from asyncfed.network.links import Network
 from asyncfed.network.schedules.asked import Ask, AskedSchedule
 from asyncfed.network.server import Server

@@ -14,8 +14,9 @@ goes on all the time:
                 is asked
     too stale   an answer that is staler than allowed is refused ("drop"); or the server does not move while
                 somebody at work would thereby become too stale to count ("wait"): it waits for that answer,
-                which then counts in the very move, beside the K. (Of a method with several kinds of rounds an
-                answer may miss all rounds of its kind until it is too stale: then it is refused all the same)
+                which then counts in the very move, beside the K. (With max_staleness=0 nobody is asked while
+                it waits, or it would do so for ever. And of a method with several kinds of rounds an answer
+                may miss all rounds of its kind until it is too stale: then it is refused all the same)
 
 All that is drawn of a request goes by how many requests its client was sent before, so that nobody's draws
 depend on anybody else's; whom a free place goes to is drawn by the number of the request. In lockstep every
@@ -96,6 +97,7 @@ class BufferedSchedule:
         self.n = n = network.n - 1
         self._node = n  # the server stands last
         self._needed, self._places = server.needed(n), server.places(n)
+        self._waits = server.too_stale == "wait" and server.max_staleness is not None
         self._idle = list(range(n))  # in order
         self._leavers: list[int] = []  # those of them who gave up a place that is still free, in that order
         self._asked = np.zeros(n, dtype=np.int64)  # requests that each was sent
@@ -113,6 +115,7 @@ class BufferedSchedule:
         self._ended = Ended(n)
         self._requested: list[tuple[Any, ...]] = []  # rows for the trace, written when the move is made
         self._begun: list[tuple[IntArray, FloatArray, FloatArray]] = []
+        self._arriving = np.zeros(0)  # when requests that are written down come, of those that had not yet
         self.now = 0.0
         self.round = 0
 
@@ -139,7 +142,9 @@ class BufferedSchedule:
     def snapshot(self, *, final: bool) -> Snapshot:
         """Everybody with the server's variables of now. The final one ends the run."""
         unused = [*self._answers_under_way(), *self._answers_held()]
-        unrecorded = Unrecorded(on_the_way=len(unused), bytes=sum(one.ask.answer_bytes for one in unused))
+        self._arriving = self._arriving[self._arriving > self.now]
+        size = sum(one.ask.answer_bytes for one in unused)
+        unrecorded = Unrecorded(on_the_way=len(unused), bytes=size, early=len(self._arriving))
         everyone = Absorption(np.arange(self.n, dtype=np.int64), commons(self._versions.now))
         worked = self._ended.by(self.now)
         return Snapshot(everyone, self.now, worked, final, unrecorded=unrecorded, rounds=self.round)
@@ -161,7 +166,9 @@ class BufferedSchedule:
     # --- asking --------------------------------------------------------------------------------------
 
     def _fill(self, ask: Ask) -> None:
-        """Fill the free places."""
+        """Fill the free places, unless whoever is asked now would have to be waited for at once."""
+        if self._server.max_staleness == 0 and self._waits and self._enough(ask):
+            return
         for _ in range(self._server.attempts):
             free = self._places - len(self._under_way)
             if not free:
@@ -300,14 +307,16 @@ class BufferedSchedule:
 
     def _may_move(self, ask: Ask) -> bool:
         """Whether enough is in, and nobody would get too stale who has to be waited for."""
-        if len(self._held.get(ask.series, ())) < self._needed:
-            return False
-        if self._server.max_staleness is None or self._server.too_stale == "drop":
-            return True
-        return not any(
-            work.ask.series == ask.series and self._too_stale(work, self.round + 1)
-            for _, _, work in self._under_way
+        return self._enough(ask) and not (
+            self._waits
+            and any(
+                work.ask.series == ask.series and self._too_stale(work, self.round + 1)
+                for _, _, work in self._under_way
+            )
         )
+
+    def _enough(self, ask: Ask) -> bool:
+        return len(self._held.get(ask.series, ())) >= self._needed
 
     def _give_up(self, ask: Ask) -> None:
         """Nothing has come for too long."""
@@ -344,7 +353,7 @@ class BufferedSchedule:
         """The answers that count in this move, in the order of clients and requests."""
         held = self._held.pop(series)
         used, rest = held[: self._needed], held[self._needed :]
-        if rest and self._server.too_stale == "wait":
+        if rest and self._waits:
             used += [work for work in rest if self._too_stale(work, self.round + 1)]
             rest = [work for work in rest if not self._too_stale(work, self.round + 1)]
         if rest:
@@ -405,6 +414,8 @@ class BufferedSchedule:
         if begun:
             workers, started, done = (np.concatenate(column) for column in zip(*begun, strict=True))
             self._ended.add(workers, done)
+            if (started > self.now).any():
+                self._arriving = np.append(self._arriving, started)
             self._wire.record_steps(
                 workers, step=self.round, started_at=started, ended_at=done, absorbed=1, phase=ask.phase
             )
