@@ -110,6 +110,14 @@ class Network:
             result[here] = self.latency[kind].quantile(u[here])
         return result
 
+    def latencies_at(self, streams: Streams, step: int, edges: IntArray) -> FloatArray:
+        """Of some edges: the same draws."""
+        if len(self.latency) > 1:
+            return self.latencies(streams, step, 0, self.edges)[edges]
+        if isinstance(self.latency[0], Constant):
+            return np.full(len(edges), self.latency[0].value)
+        return self.latency[0].quantile(streams.uniforms("latency", step, 0, self.edges)[edges])
+
     def silent(self) -> Network:
         """The same clients with no links at all."""
         nothing = np.empty(0, dtype=np.int64)

@@ -104,7 +104,7 @@ class Wire:
         if isinstance(edges, slice):
             latency = network.latencies(self._streams, row, edges.start, edges.stop)
         else:
-            latency = network.latencies(self._streams, row, 0, network.edges)[edges]
+            latency = network.latencies_at(self._streams, row, edges)
         arrives: FloatArray = leaves + latency
         if self._any_ordered:
             newest = self._newest[edges]

@@ -356,10 +356,16 @@ class Block:
         part = self._current
         payload: Tensors = {}
         reports: Reports = {}
+        # Clients of a server read nothing of the pool, so theirs may go there chunk by chunk.
+        at_once = part is not self._part and bool(self._pool.alive)
         for places, rows in self._chunks(wave.incoming.rows):
             made = self._step(part, inbox, places, rows, wave.steps, {})
             at = self._index(rows)
-            for key, value in made.payload.items():
+            self._emitted = tuple(made.payload)
+            if at_once:
+                here = places if isinstance(places, slice) else places.cpu().numpy()
+                self._pool.put(made.payload, wave.emits[here])
+            for key, value in () if at_once else made.payload.items():
                 if len(rows) == len(wave.emits) and isinstance(places, slice):
                     payload[key] = value
                 else:
@@ -377,10 +383,9 @@ class Block:
                 elif old is not None:
                     old.index_fill_(0, at, 0.0)
             self._note(made, places, rows, reports, len(wave.emits))
-        self._emitted = tuple(payload)
-        if part is self._part or self._pool.alive:
+        if part is self._part:
             self._pool.put(payload, wave.emits)
-        else:  # of a round, where nothing older is wanted, the answers stay where they are
+        elif not at_once:  # where nothing older is wanted, the answers of a round stay where they are
             self._pool.adopt(payload, wave.emits)
         return reports
 
