@@ -327,7 +327,7 @@ def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
     unrecorded = item.unrecorded
     return row | {
         "messages": totals.sent + unrecorded.arrived + unrecorded.on_the_way,
-        "delivered": totals.delivered + unrecorded.arrived,
+        "delivered": totals.delivered + unrecorded.arrived - unrecorded.early,
         "lost": totals.lost,
         "bytes": totals.bytes + unrecorded.bytes,
     }

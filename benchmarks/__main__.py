@@ -16,7 +16,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
     from benchmarks.on_ray import many_actors, packed
-    from benchmarks.servers import fedavg, fednest, tiny_rounds
+    from benchmarks.servers import buffered, fedavg, fednest, tiny_rounds
     from benchmarks.sizes import sizes
     from benchmarks.tracing import trace
 
@@ -28,6 +28,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "fedavg": fedavg,
         "fednest": fednest,
         "rounds": tiny_rounds,
+        "buffered": buffered,
         "trace": trace,
         "sizes": sizes,
         "packed": packed,

@@ -20,9 +20,10 @@ from torch.nn.functional import cross_entropy, relu
 from asyncfed import Scenario
 from asyncfed.data import client_data_from_lists
 from asyncfed.models import build_model, initial_parameters
+from asyncfed.network import Lockstep, Timing, VirtualTime
 from asyncfed.problems import Derivatives, Problem, Stages, quadratic
 from asyncfed.problems.classification import cross_entropies
-from asyncfed.protocols import FedAvg, FedNest, LocalSteps, Neumann, Server
+from asyncfed.protocols import Buffered, FedAvg, FedBuff, FedNest, LocalSteps, Neumann, Server
 from asyncfed.protocols.part import Method
 from asyncfed.trace import TraceWriter
 from benchmarks.measure import interleaved, stepping
@@ -31,6 +32,7 @@ from topologies import star
 
 CLIENTS, BATCH, LR = 100, 64, 0.05
 _NEVER = 10**9
+_LOCKSTEP, _PACES = Lockstep(), VirtualTime("exponential(1.0)")
 
 
 def fedavg(rounds: int = 9) -> list[Row]:
@@ -59,6 +61,37 @@ def fedavg(rounds: int = 9) -> list[Row]:
     return rows
 
 
+def buffered(rounds: int = 9) -> list[Row]:
+    """A move of FedBuff: 1,000 clients, 100 at work, K = 10 and 100, one step of batch 64 on an MLP,
+    exponential paces; and 100,000 client steps of a problem that costs nothing.
+    """
+    rows: list[Row] = []
+    problem = _single_level(100, clients=1000)
+    for size in (10, 100):
+        protocol = FedBuff(_NEVER, LocalSteps(LR, steps=1, batch=BATCH), server=Buffered(size, at_work=100))
+        with tempfile.TemporaryDirectory() as directory:
+            step, writer = _serving(problem, protocol, 1, Path(directory), _PACES)
+            contestants = {"asyncfed": step, "bare": BareFedAvg(problem, size, samples=BATCH).round}
+            seconds = interleaved(contestants, rounds=rounds, steps=400 // size)
+            writer.close()
+        over = (seconds["asyncfed"] - seconds["bare"]) / size * 1e3
+        name = f"FedBuff, 1,000 clients, K = {size}"
+        rows += [
+            Row(f"{name}: bare step of a client", f"{seconds['bare'] / size * 1e3:.2f} ms"),
+            Row(f"{name}: overhead of a client step", f"{over:.2f} ms", "≤ 0.3 ms", over <= 0.3),
+        ]
+    for size in (10, 1):
+        protocol = FedBuff(_NEVER, LocalSteps(LR, steps=1), server=Buffered(size, at_work=100))
+        with tempfile.TemporaryDirectory() as directory:
+            step, writer = _serving(quadratic(clients=1000), protocol, 1, Path(directory), _PACES)
+            seconds = interleaved({"asyncfed": step}, rounds=rounds, steps=1000 // size)
+            writer.close()
+        whole = seconds["asyncfed"] / size * 1e5
+        what = f"FedBuff on a quadratic, K = {size}: 100,000 client steps"
+        rows.append(Row(what, f"{whole:.0f} s", *(("≤ 60 s", whole <= 60) if size > 1 else ())))
+    return rows
+
+
 def fednest(rounds: int = 9) -> list[Row]:
     """One outer iteration: T = 1, N = 5, 10 of 100 clients, 5 local epochs of 300 samples, batch 64."""
     problem = _two_level(300)
@@ -84,11 +117,15 @@ def fednest(rounds: int = 9) -> list[Row]:
 
 
 def _serving(
-    problem: Problem, protocol: Method, rounds: int, out: Path
+    problem: Problem, protocol: Method, rounds: int, out: Path, timing: Timing = _LOCKSTEP
 ) -> tuple[Callable[[], None], TraceWriter]:
     """A function that makes the next iteration (so many rounds) of a real local run, trace on."""
     scenario = Scenario(
-        problem=problem, topology=star(problem.clients), protocol=protocol, evaluate_every=_NEVER
+        problem=problem,
+        topology=star(problem.clients),
+        protocol=protocol,
+        timing=timing,
+        evaluate_every=_NEVER,
     )
     return stepping(scenario, out, ticks=rounds)
 
@@ -130,19 +167,19 @@ class BareQuadratic:
         self.y = y.mean(0)
 
 
-def _images(samples: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _images(samples: int, clients: int = CLIENTS) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [
         (torch.rand(samples, 784, generator=generator), torch.randint(0, 10, (samples,), generator=generator))
-        for _ in range(CLIENTS)
+        for _ in range(clients)
     ]
 
 
-def _single_level(samples: int) -> Problem:
+def _single_level(samples: int, clients: int = CLIENTS) -> Problem:
     module = build_model("mlp:200", 784, 10)
     return Problem(
         name="random images",
-        data=client_data_from_lists(_images(samples)),
+        data=client_data_from_lists(_images(samples, clients)),
         inner_loss=lambda y, x, batch: cross_entropies(
             functional_call(module, y, (batch[0],)), batch[1]
         ).mean(),
@@ -202,21 +239,21 @@ class PlainFedAvg:
 class BareFedAvg:
     """Clients stacked, gradients through vmap, in chunks."""
 
-    def __init__(self, problem: Problem, count: int, chunk: int = 26) -> None:
-        self.layout = Derivatives.of(problem).inner
+    def __init__(self, problem: Problem, count: int, chunk: int = 26, samples: int = 600) -> None:
+        self.layout, self.samples = Derivatives.of(problem).inner, samples
         self.shards, self.count, self.chunk = problem.data.to(torch.float32).train, count, chunk
         self.y = self.layout.flatten(problem.init_inner(torch.Generator().manual_seed(0)))
         self.gradient = vmap(grad(lambda y, batch: problem.inner_loss(y, {}, batch)))
 
     @torch.no_grad()
     def round(self) -> None:
-        asked = torch.randperm(CLIENTS)[: self.count].sort().values
+        asked = torch.randperm(len(self.shards.sizes))[: self.count].sort().values
         total = torch.zeros_like(self.y)
         for clients in asked.split(self.chunk):
             y = self.y.expand(len(clients), -1).clone()
             views = self.layout.views(y)
             assert isinstance(views, dict)
-            order = torch.rand(len(clients), 600).argsort(1)
+            order = torch.rand(len(clients), self.samples).argsort(1)
             for index in order.split(BATCH, dim=1):
                 gradient = self.gradient(views, self.shards.gather(clients, index))
                 for name, value in gradient.items():

@@ -53,19 +53,19 @@ class Server:
         object.__setattr__(self, "participation", _participation(self.participation))
         quorum = self.quorum
         if quorum is not None and not (
-            quorum >= 1 if _whole(quorum) else _number(quorum) and 0 < quorum <= 1
+            quorum >= 1 if is_whole(quorum) else is_number(quorum) and 0 < quorum <= 1
         ):
             raise ScenarioError(
                 f"quorum is {quorum!r}; it must be a whole number of answers, at least 1, or a fraction in "
                 "(0, 1] of those asked"
             )
-        if self.deadline is not None and not (_number(self.deadline) and 0 < self.deadline < float("inf")):
+        if self.deadline is not None and not (is_number(self.deadline) and 0 < self.deadline < float("inf")):
             raise ScenarioError(f"deadline is {self.deadline!r}; it must be finite and above 0, or None")
         if self.late not in ("drop", "next"):
             raise ScenarioError(f"late is {self.late!r}; it must be 'drop' or 'next'")
         if self.requests not in ("newest", "all"):
             raise ScenarioError(f"requests is {self.requests!r}; it must be 'newest' or 'all'")
-        if not _whole(self.attempts) or self.attempts < 1:
+        if not is_whole(self.attempts) or self.attempts < 1:
             raise ScenarioError(f"attempts is {self.attempts!r}; it must be a whole number, at least 1")
 
     def check(self, network: Network, lockstep: bool) -> None:
@@ -132,21 +132,23 @@ class Server:
         return given if isinstance(given[0], tuple) else (given,)
 
 
-def _whole(value: object) -> bool:
+def is_whole(value: object) -> bool:
+    """Of numbers and nothing else: a whole one."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _number(value: object) -> bool:
-    return _whole(value) or isinstance(value, (float, np.floating))
+def is_number(value: object) -> bool:
+    """No truth value, and no text."""
+    return is_whole(value) or isinstance(value, (float, np.floating))
 
 
 def _participation(given: Any) -> Any:
     """A fraction as it is, sets of clients as tuples."""
-    if _number(given) and 0 < given <= 1:
+    if is_number(given) and 0 < given <= 1:
         return given
     several = isinstance(given, (list, tuple)) and any(isinstance(some, (list, tuple)) for some in given)
     sets = given if several else [given]
-    if not all(isinstance(some, (list, tuple)) and all(map(_whole, some)) for some in sets):
+    if not all(isinstance(some, (list, tuple)) and all(map(is_whole, some)) for some in sets):
         raise ScenarioError(
             f"participation is {given!r}; it must be a fraction in (0, 1], a list of clients, or a list of "
             "such lists"

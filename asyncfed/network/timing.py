@@ -10,14 +10,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from asyncfed.errors import ScenarioError
+from asyncfed.network.buffer import AnyServer, Buffered
 from asyncfed.network.distributions import Constant, Distribution, Table, as_distribution
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
 from asyncfed.network.presence import Attendance, Presence
 from asyncfed.network.schedules.asked import AskedSchedule
+from asyncfed.network.schedules.buffered import BufferedSchedule
 from asyncfed.network.schedules.lockstep import LockstepSchedule
 from asyncfed.network.schedules.paced import PacedSchedule
-from asyncfed.network.server import Server
 from asyncfed.network.uptimes import WholeSteps
 from asyncfed.network.waves import Conversation, Recorder, Schedule
 from asyncfed.network.weights import Mixing
@@ -85,14 +86,12 @@ class Lockstep:
         )  # fmt: skip
 
     def with_server(
-        self, network: Network, streams: Streams, recorder: Recorder, server: Server
-    ) -> AskedSchedule:
+        self, network: Network, streams: Streams, recorder: Recorder, server: AnyServer
+    ) -> ServerSchedule:
         """All rounds of a method with a server."""
         wire = Wire(network, streams, recorder, instant=True)
-        return AskedSchedule(
-            wire, streams, server, compute=None, factors=np.ones(network.n - 1),
-            attendance=self.attendance(network, network.n - 1, streams),
-        )  # fmt: skip
+        attendance = self.attendance(network, network.n - 1, streams)
+        return _serving(wire, streams, server, None, np.ones(network.n - 1), attendance)
 
     def attendance(self, network: Network, clients: int, streams: Streams) -> Attendance | None:
         """When the clients are there; None where all always are."""
@@ -220,15 +219,13 @@ class VirtualTime:
         )  # fmt: skip
 
     def with_server(
-        self, network: Network, streams: Streams, recorder: Recorder, server: Server
-    ) -> AskedSchedule:
+        self, network: Network, streams: Streams, recorder: Recorder, server: AnyServer
+    ) -> ServerSchedule:
         assert not isinstance(self.compute, (str, float, int))
         wire = Wire(network, streams, recorder, instant=False)
         factors = self._factor_array(network.n - 1)
-        return AskedSchedule(
-            wire, streams, server, compute=self.compute, factors=factors,
-            attendance=self.attendance(network, network.n - 1, streams),
-        )  # fmt: skip
+        attendance = self.attendance(network, network.n - 1, streams)
+        return _serving(wire, streams, server, self.compute, factors, attendance)
 
     def attendance(self, network: Network, clients: int, streams: Streams) -> Attendance | None:
         return _attendance(self.presence, network, clients, streams)
@@ -247,6 +244,21 @@ class VirtualTime:
                 )
             array[client] = factor
         return array
+
+
+def _serving(
+    wire: Wire,
+    streams: Streams,
+    server: AnyServer,
+    compute: Distribution | Table | None,
+    factors: FloatArray,
+    attendance: Attendance | None,
+) -> ServerSchedule:
+    if isinstance(server, Buffered):
+        return BufferedSchedule(
+            wire, streams, server, compute=compute, factors=factors, attendance=attendance
+        )
+    return AskedSchedule(wire, streams, server, compute=compute, factors=factors, attendance=attendance)
 
 
 def _check_presence(presence: object) -> None:
@@ -287,4 +299,5 @@ def _number(value: Any, what: str) -> float:
         raise ScenarioError(f"{what} is {value!r}; it must be a number") from None
 
 
+ServerSchedule: TypeAlias = AskedSchedule | BufferedSchedule
 Timing: TypeAlias = Lockstep | VirtualTime

@@ -115,15 +115,19 @@ class Wave:
     elapsed: FloatArray | None = None  # among peers: since a node began its previous step; 0 for its first
     reborn: IntArray = field(default_factory=lambda: NO_NODES)  # of these nodes: who forgets everything first
     leaving: bool = False  # whether they compute nothing and hand over what they hold
+    turn: int = 0  # of the works that each node does in one and the same round of a server
 
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """Messages that were sent but are not in the trace yet: that comes when their fate is known."""
+    """Messages that were sent but are not in the trace yet: that comes when their fate is known. And those of
+    which it is known so early that they are in the trace as delivered while they are still on their way.
+    """
 
     arrived: int = 0
     on_the_way: int = 0
     bytes: int = 0
+    early: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +165,7 @@ class Recorder(Protocol):
         bytes: Any,
         phase: str,
         kind: str,
+        staleness: Any = -1,
     ) -> None: ...
 
     def steps(

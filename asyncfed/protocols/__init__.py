@@ -1,5 +1,6 @@
 """One file per method."""
 
+from asyncfed.network.buffer import Buffered, HingeDecay, NoDecay, PolynomialDecay
 from asyncfed.network.server import Server
 from asyncfed.protocols.aggitd import AggITD
 from asyncfed.protocols.aggitd_peers import PeerAggITD
@@ -7,8 +8,10 @@ from asyncfed.protocols.async_sgp import AsyncSGP
 from asyncfed.protocols.clustered_fl import ClusteredFL
 from asyncfed.protocols.exact_backprop import ExactBackprop
 from asyncfed.protocols.fed_ihgp import Neumann
+from asyncfed.protocols.fedasync import FedAsync
 from asyncfed.protocols.fedavg import FedAvg
 from asyncfed.protocols.fedavg_s import FedAvgS
+from asyncfed.protocols.fedbuff import FedBuff
 from asyncfed.protocols.fednest import FedNest, FedNestSGD
 from asyncfed.protocols.fedprox import FedProx
 from asyncfed.protocols.gossip_bilevel import GossipBilevel
@@ -35,17 +38,21 @@ __all__ = [
     "VRHGP",
     "AggITD",
     "AsyncSGP",
+    "Buffered",
     "ClusteredFL",
     "CompareHypergradients",
     "Diminishing",
     "EstimateHypergradient",
     "ExactBackprop",
+    "FedAsync",
     "FedAvg",
     "FedAvgS",
+    "FedBuff",
     "FedNest",
     "FedNestSGD",
     "FedProx",
     "GossipBilevel",
+    "HingeDecay",
     "ITDBackward",
     "ITDForward",
     "LFedNest",
@@ -54,8 +61,10 @@ __all__ = [
     "Local",
     "LocalSteps",
     "Neumann",
+    "NoDecay",
     "PeerAggITD",
     "PeerFedAvg",
+    "PolynomialDecay",
     "PushDIGing",
     "PushPull",
     "Scaffold",

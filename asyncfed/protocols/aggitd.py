@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from asyncfed.errors import ScenarioError
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.fed_ihgp import moved, outer_gradients_in_y
@@ -80,7 +81,7 @@ class AggITD(WithServer):
     solver: Literal["svrg", "sgd"] = "svrg"
     batch: int | None = None
     start: Literal["warm", "fresh"] = "warm"
-    server: Server = field(default_factory=Server)
+    server: AnyServer = field(default_factory=Server)
     max_rounds: int | None = None
 
     def __post_init__(self) -> None:

@@ -101,6 +101,11 @@ class ClusteredFL(WithServer):
 
     def __post_init__(self) -> None:
         check_server_protocol(self)
+        if not isinstance(self.server, Server):
+            raise ScenarioError(
+                "ClusteredFL looks at a cluster when all of its clients have answered to the same model, and "
+                f"with {type(self.server).__name__}(…) some answer twice before others do once; use Server(…)"
+            )
         check_number(self, "eps1", 0.0)
         check_number(self, "eps2", 0.0)
         if not whole(self.min_rounds) or self.min_rounds < 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.fed_inn import PlainInnerSteps
 from asyncfed.protocols.local_steps import LocalSteps
@@ -33,7 +34,7 @@ class FedAvg(WithServer):
 
     outer_steps: int
     local: LocalSteps
-    server: Server = field(default_factory=lambda: Server(weighted=True))
+    server: AnyServer = field(default_factory=lambda: Server(weighted=True))
     max_rounds: int | None = None
 
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
@@ -37,7 +38,7 @@ class FedAvgS(WithServer):
     outer_steps: int
     inner: LocalSteps
     outer: LocalSteps
-    server: Server = field(default_factory=Server)
+    server: AnyServer = field(default_factory=Server)
     max_rounds: int | None = None
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from asyncfed.errors import ScenarioError
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.fed_ihgp import Neumann, StartProduct, fed_ihgp
 from asyncfed.protocols.fed_inn import PlainInnerSteps, fed_inn
@@ -71,7 +72,7 @@ class FedNest(WithServer):
     batch: int | None = None
     sampling: Sampling = "products"
     start: Literal["warm", "fresh"] = "warm"
-    server: Server = field(default_factory=Server)
+    server: AnyServer = field(default_factory=Server)
     max_rounds: int | None = None
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps, Rows, Term
@@ -67,23 +68,35 @@ class FedProx(WithServer):
     mu: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    server: Server = field(default_factory=lambda: Server(weighted=True))
+    server: AnyServer = field(default_factory=lambda: Server(weighted=True))
     max_rounds: int | None = None
 
     def __post_init__(self) -> None:
         check_server_protocol(self)
-        check_number(self, "mu", 0.0)
-        check_number(self, "momentum", 0.0, below=1.0)
-        check_number(self, "weight_decay", 0.0)
+        check_proximal(self)
 
     @property
     def needs_outer(self) -> bool:
         return False
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
-        if self.momentum:
-            return (MomentumSteps(self.local, iteration, self.mu, self.weight_decay, self.momentum),)
-        return (ProximalSteps(self.local, iteration, self.mu, self.weight_decay),)
+        return (proximal_steps(self.local, iteration, self.mu, self.weight_decay, self.momentum),)
+
+
+def check_proximal(protocol: object) -> None:
+    """Refuse what μ, β and w cannot be."""
+    check_number(protocol, "mu", 0.0)
+    check_number(protocol, "momentum", 0.0, below=1.0)
+    check_number(protocol, "weight_decay", 0.0)
+
+
+def proximal_steps(
+    steps: LocalSteps, iteration: int, mu: float, weight_decay: float, momentum: float
+) -> ProximalSteps:
+    """The local work of an iteration; without momentum clients remember nothing."""
+    if momentum:
+        return MomentumSteps(steps, iteration, mu, weight_decay, momentum)
+    return ProximalSteps(steps, iteration, mu, weight_decay)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from asyncfed.errors import ScenarioError
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.fed_ihgp import Neumann
@@ -46,7 +47,7 @@ class LFedNest(WithServer):
     setting: Literal["bilevel", "minimax", "compositional"] = "bilevel"
     sampling: Literal["parts", "iteration"] = "parts"
     start: Literal["warm", "fresh"] = "warm"
-    server: Server = field(default_factory=Server)
+    server: AnyServer = field(default_factory=Server)
     max_rounds: int | None = None
 
     def __post_init__(self) -> None:

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import RunError, ScenarioError
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.expectations import Expectations
 from asyncfed.network.links import Network
-from asyncfed.network.server import Server
 from asyncfed.network.timing import Timing
 from asyncfed.network.weights import Mixing, Uniform, Weights
 from asyncfed.problems.problem import Problem
@@ -106,7 +106,8 @@ class Inbox(Declared):
     to return as payload.
 
     At a server the sums are means over the clients in `senders`, each named as often as it is in them, of
-    `clients` that the run has.
+    `clients` that the run has. The weights of what is in them add up to `weight`: 1, unless stale answers
+    count less (`Round.normalised`).
     """
 
     def __init__(
@@ -117,16 +118,18 @@ class Inbox(Declared):
         versions: dict[str, int] | None = None,
         senders: Steps | None = None,
         clients: int = 0,
+        weight: float = 1.0,
     ) -> None:
         super().__init__(whose, totals)
         self._each = each
         self.versions = versions or {}  # of variables that came from the server: which payload brought them
         self.senders = np.zeros(0, dtype=np.int64) if senders is None else senders
         self.clients = clients
+        self.weight = weight
 
     def with_values(self, values: Tensors) -> Inbox:
         """The same with its sums in another form."""
-        return Inbox(self._whose, values, self._each, self.versions, self.senders, self.clients)
+        return Inbox(self._whose, values, self._each, self.versions, self.senders, self.clients, self.weight)
 
     def of(self, places: slice | Tensor) -> Inbox:
         """What the nodes at some of the rows absorbed, in ascending order."""
@@ -340,7 +343,7 @@ class Method(Protocol):
     """What a scenario's protocol is."""
 
     @property
-    def server(self) -> Server | None:
+    def server(self) -> AnyServer | None:
         """How its server asks and waits; None for a method among peers."""
 
     @property

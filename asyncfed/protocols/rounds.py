@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import RunError, ScenarioError
+from asyncfed.network.buffer import AnyServer, Buffered
 from asyncfed.network.server import Server
 from asyncfed.network.timing import Lockstep
 from asyncfed.plain import plain_fields
@@ -76,6 +77,9 @@ class Round(Act):
         Answers that `fold` looks at one by one, with `mean.each(name)`.
     cohort
         Rounds of an iteration with the same number ask the same clients.
+    normalised
+        Whether the weights of answers add up to 1, as they must where the answers are values whose mean is
+        taken. Where they are moves, an answer that counts less for being stale makes the move smaller.
     """
 
     asks = True
@@ -86,6 +90,7 @@ class Round(Act):
     levels: ClassVar[Mapping[str, Level | int]] = LEVELS
     remembers: ClassVar[tuple[str, ...]] = ()
     cohort: int = 0
+    normalised: ClassVar[bool] = True
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -232,7 +237,7 @@ class WithServer:
     """
 
     outer_steps: int
-    server: Server
+    server: AnyServer
     max_rounds: int | None = None
     start: Literal["warm", "fresh"] = "warm"
     opening: ClassVar[Round] = Opening()
@@ -300,8 +305,8 @@ def check_server_protocol(protocol: object) -> None:
         if value is not None and type(value).__name__ != "LocalSteps":
             raise ScenarioError(f"{name} is {value!r}; it must be LocalSteps(…)")
     server = getattr(protocol, "server", None)
-    if not isinstance(server, Server):
-        raise ScenarioError(f"server is {server!r}; it must be Server(…)")
+    if not isinstance(server, (Server, Buffered)):
+        raise ScenarioError(f"server is {server!r}; it must be Server(…) or Buffered(…)")
 
 
 def check_number(protocol: object, name: str, least: float, below: float = float("inf")) -> None:

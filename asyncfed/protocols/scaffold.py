@@ -17,7 +17,9 @@ x ← x + η_g mean Δy_i,   c ← c + (|S| / N) mean Δc_i                lines
 | η_g      | server_lr |                                                                          |
 
 In the paper everybody in S answers, and c is the mean of the c_i. An answer that gets lost, or is not used,
-takes its Δc_i along: the client has its new c_i, and c never hears of it.
+takes its Δc_i along: the client has its new c_i, and c never hears of it. With `Buffered(…)` as its server
+this is FedBuff with control variates: c + (|S| / N) mean Δc_i = c + (1/N) Σ Δc_i whoever answers, so c stays
+the mean of the c_i that have come, as long as nothing counts less for being stale.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.network.buffer import AnyServer, Buffered, NoDecay
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.fed_inn import inner_gradients
@@ -88,7 +91,7 @@ class Scaffold(WithServer):
     local: LocalSteps
     server_lr: float = 1.0
     option: Literal["I", "II"] = "II"
-    server: Server = field(default_factory=Server)
+    server: AnyServer = field(default_factory=Server)
     max_rounds: int | None = None
 
     opening: ClassVar[Round] = ZeroVariate()
@@ -101,8 +104,13 @@ class Scaffold(WithServer):
             raise UnknownNameError("option of Scaffold", str(self.option), ("I", "II"))
         if self.server.weighted:
             raise ScenarioError(
-                "Scaffold has Server(weighted=True), but its control variates are means in which all clients "
-                "count the same; use Server(weighted=False)"
+                f"Scaffold has {type(self.server).__name__}(weighted=True), but its control variates are "
+                "means in which all clients count the same; use weighted=False"
+            )
+        if isinstance(self.server, Buffered) and not isinstance(self.server.decay, NoDecay):
+            raise ScenarioError(
+                f"Scaffold has Buffered(decay={self.server.decay}), but c is the mean of the clients' "
+                "control variates only if all their changes count in full; use decay=NoDecay()"
             )
 
     @property
@@ -128,6 +136,7 @@ class ControlledSteps(Round):
     answers = ("dy", "dc")
     levels = _LEVELS
     remembers = ("c_i",)
+    normalised = False
 
     @property
     def writes(self) -> tuple[str, ...]:

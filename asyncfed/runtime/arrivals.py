@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -94,9 +95,17 @@ def single_messages(
 
 def senders_of(incoming: Incoming) -> IntArray:
     """Who sent what a server absorbs, in order."""
-    found = [np.zeros(0, dtype=np.int64)]
+    found = [np.zeros(0, dtype=np.int64), *(piece.senders for piece in _pieces(incoming))]
+    return np.sort(np.concatenate(found))
+
+
+def weight_of(incoming: Incoming) -> float:
+    """What the weights of all that a server absorbs add up to, however it came in pieces."""
+    return math.fsum(weight for piece in _pieces(incoming) for weight in piece.weights.tolist())
+
+
+def _pieces(incoming: Incoming) -> Iterator[Sums | MatrixSums | SumsFrom | RowsFrom]:
     for channel in incoming.channels:
         if isinstance(channel.home, (Sums, MatrixSums)):
-            found.append(channel.home.senders)
-        found += [piece.senders for piece in channel.away if not isinstance(piece, CommonFrom)]
-    return np.sort(np.concatenate(found))
+            yield channel.home
+        yield from (piece for piece in channel.away if not isinstance(piece, CommonFrom))

@@ -34,7 +34,7 @@ from asyncfed.problems.problem import Init, Problem
 from asyncfed.protocols.at import At, Home
 from asyncfed.protocols.part import Act, Declared, Inbox, Judged, Messages, Part, Sizes, Start, Step, Tensors
 from asyncfed.rng import Streams
-from asyncfed.runtime.arrivals import senders_of, single_messages, with_arrivals
+from asyncfed.runtime.arrivals import senders_of, single_messages, weight_of, with_arrivals
 from asyncfed.runtime.exchange import (
     BlockWave,
     CommonFrom,
@@ -60,6 +60,7 @@ FloatArray = npt.NDArray[np.float64]
 Reports = dict[str, FloatArray]
 
 CHUNK_BYTES = 16 * 2**20  # of parameters, so that temporaries stay below the allocator's 32 MiB threshold
+_ROUNDS = 2**40  # more than any run has
 _WHOSE = " of whom"  # beside a payload with rows for different clients: which row is whose
 
 
@@ -119,6 +120,7 @@ class Block:
         self._samples = (*self._data.train.tensors, *self._home.outer.tensors)
         self._part: Part | None = None
         self._first_step = 0
+        self._turn = 0
         self._pool = Pool(self.k, dtype, self._device)
         self._boards: dict[int, Tensors] = {}  # a server's payloads, by serial
         self._residue: dict[str, Tensor | None] = {}
@@ -164,6 +166,7 @@ class Block:
     def run(self, wave: BlockWave, parcels: Sequence[Tensors] = (), part: Act | None = None) -> Reports:
         """Absorb, compute, emit; returns the part's report. `part` is a round; None for the open part."""
         self._part_of(part)
+        self._turn = wave.turn
         incoming = wave.incoming
         if len(wave.reborn):
             self._forget(wave.reborn)
@@ -261,9 +264,10 @@ class Block:
         if len(incoming.empty):
             self._start_again(totals, incoming)
         each = self._single_messages(incoming, parcels) if self._current.each else None
-        senders = senders_of(incoming) if self._home.server else None
-        whose = type(self._current).__name__
-        return Inbox(whose, totals, each, versions, senders, self._sizes.clients)
+        whose, clients = type(self._current).__name__, self._sizes.clients
+        if not self._home.server:
+            return Inbox(whose, totals, each, versions, None, clients)
+        return Inbox(whose, totals, each, versions, senders_of(incoming), clients, weight_of(incoming))
 
     def _mixing(self, home: Sums | MatrixSums | Common | None) -> Mixing | None:
         if isinstance(home, MatrixSums):
@@ -416,10 +420,16 @@ class Block:
         part = self._current
         payload: Tensors = {}
         reports: Reports = {}
+        # Clients of a server read nothing of the pool, so theirs may go there chunk by chunk.
+        at_once = part is not self._part and bool(self._pool.alive)
         for places, rows in self._chunks(wave.incoming.rows):
             made = self._step(part, inbox, places, rows, wave.steps, {}, wave.elapsed)
             at = self._index(rows)
-            for key, value in made.payload.items():
+            self._emitted = tuple(made.payload)
+            if at_once:
+                here = places if isinstance(places, slice) else places.cpu().numpy()
+                self._pool.put(made.payload, wave.emits[here])
+            for key, value in () if at_once else made.payload.items():
                 if len(rows) == len(wave.emits) and isinstance(places, slice):
                     payload[key] = value
                 else:
@@ -436,10 +446,9 @@ class Block:
                 elif old is not None:
                     old.index_fill_(0, at, 0.0)
             self._note(made, places, rows, reports, len(wave.emits))
-        self._emitted = tuple(payload)
-        if part is self._part or self._pool.alive:
+        if part is self._part:
             self._pool.put(payload, wave.emits)
-        else:  # of a round, where nothing older is wanted, the answers stay where they are
+        elif not at_once:  # where nothing older is wanted, the answers of a round stay where they are
             self._pool.adopt(payload, wave.emits)
         return reports
 
@@ -472,7 +481,10 @@ class Block:
         memory = self._memory_of(part, rows)
         seen = {key: value.clone() for key, value in inbox.items()} if self._tap is not None else {}
         within = steps - self._first_step if part is self._part else steps
-        numbers = self._first_step + part.samples_of(within) if part is self._part else steps
+        if part is self._part:
+            numbers = self._first_step + part.samples_of(within)
+        else:  # who works twice in a round looks at other samples
+            numbers = steps + self._turn * _ROUNDS
         at = At(self._home, rows, within, numbers, part.batch, room, elapsed)
         if self._strict:
             inbox = inbox.with_values({key: _copy(value) for key, value in inbox.items()})

@@ -38,6 +38,7 @@ class SumsFrom:
     parcel: int
     rows: IntArray
     senders: IntArray  # of what is in them
+    weights: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,7 @@ class BlockWave:
     elapsed: FloatArray | None = None  # of a wave among peers
     reborn: IntArray = field(default_factory=lambda: NO_NODES)  # rows that forget everything first
     leaving: bool = False  # whether nothing is computed, and everything handed over
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class Exchange:
             part = BlockWave(
                 incoming, wave.steps[first:last], wave.emits[first:last], released, exports,
                 elapsed=None if wave.elapsed is None else wave.elapsed[first:last],
-                reborn=self._at_home(wave.reborn, place), leaving=wave.leaving,
+                reborn=self._at_home(wave.reborn, place), leaving=wave.leaving, turn=wave.turn,
             )  # fmt: skip
             tasks.append(Task(place, part, needs))
         return tasks
@@ -284,7 +286,7 @@ class Exchange:
         rows = np.unique(piece.rows)
         indptr = np.searchsorted(piece.rows, np.append(rows, np.iinfo(np.int64).max))
         needs.append(Sum(owner, names, indptr, piece.sources, piece.weights))
-        return SumsFrom(len(needs) - 1, rows, piece.senders)
+        return SumsFrom(len(needs) - 1, rows, piece.senders, piece.weights)
 
     def _rows(self, names: tuple[str, ...], piece: _Piece, needs: list[Need]) -> list[Away]:
         """What others hand over as it is, object by object."""

@@ -88,7 +88,7 @@ class LocalBackend:
             self._clients.release(released)  # what it has of it is in the parcels
         made = BlockWave(
             incoming, wave.steps, wave.emits, released, elapsed=wave.elapsed, reborn=wave.reborn,
-            leaving=wave.leaving,
+            leaving=wave.leaving, turn=wave.turn,
         )  # fmt: skip
         report = block.run(made, parcels, round)
         if block is self._server:
@@ -134,7 +134,7 @@ class LocalBackend:
                 weights = None if single else channel.weights
                 wanted = Sum(0, channel.names, channel.indptr, channel.sources, weights)
                 parcels.append(self._clients.hand_over(wanted))
-                away = SumsFrom(len(parcels) - 1, _FIRST, channel.senders)
+                away = SumsFrom(len(parcels) - 1, _FIRST, channel.senders, channel.weights)
                 if single:
                     count = len(channel.sources)
                     away = RowsFrom(

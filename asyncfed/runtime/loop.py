@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.network.expectations import Expectations, Tally
-from asyncfed.network.schedules.asked import Ask, AskedSchedule
+from asyncfed.network.schedules.asked import Ask
+from asyncfed.network.timing import ServerSchedule
 from asyncfed.network.waves import Conversation, Recorder, Snapshot, Unrecorded, Wave
 from asyncfed.protocols.at import Level
 from asyncfed.protocols.part import Method, Part, Reports, Scene
@@ -208,7 +209,7 @@ def _with_server(method: Any, stage: Stage) -> Iterator[Tick | Evaluation]:
 class _Asking:
     """Turns rounds into what the schedule asks, and its waves into what the backend runs."""
 
-    def __init__(self, method: WithServer, stage: Stage, schedule: AskedSchedule) -> None:
+    def __init__(self, method: WithServer, stage: Stage, schedule: ServerSchedule) -> None:
         problem, self._sizes = stage.scene.problem, stage.scene.sizes
         outer = problem.data.validation if problem.outer_split == "validation" else problem.data.train
         self._samples: dict[Level, IntArray] = {"inner": problem.data.train.sizes, "outer": outer.sizes}
@@ -252,7 +253,9 @@ class _Asking:
             work=part.work({level: self._of(of, clients) for level, of in self._samples.items()}, clients),
             importance=self._importance[clients],
             series=part.series,
-            remembers=bool(part.remembers),
+            remembers=bool(part.remembered(self._sizes)),
+            normalised=part.normalised,
+            samples=self._of(self._samples["inner"], clients),
         )
 
     def _of(self, values: IntArray, clients: IntArray) -> IntArray:
@@ -273,7 +276,7 @@ class _Asking:
 
 
 def _server_evaluation(
-    method: WithServer, stage: Stage, schedule: AskedSchedule, iteration: int, *, final: bool
+    method: WithServer, stage: Stage, schedule: ServerSchedule, iteration: int, *, final: bool
 ) -> Evaluation:
     reports = stage.backend.reports()  # first, for what went wrong in a round is told by whose it was
     snapshot = schedule.snapshot(final=final)

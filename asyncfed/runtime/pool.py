@@ -187,20 +187,27 @@ class Pool:
 
     def sum_of(self, names: tuple[str, ...], sources: IntArray, weights: FloatArray) -> Tensors:
         """Σ weight · payload, a single row of each variable."""
-        rows = self.take(names, sources)
+        at = self._places(sources)
+        if not isinstance(at, slice):  # gathered first, rows would be read twice and written once
+            mixing = self.mixing(np.array([0, len(sources)]), sources, weights)
+            return {name: mixing.product(self.rows[name], None, None) for name in names}
         share = torch.from_numpy(weights).to(self._device)
-        return {name: torch.mv(value.T, share.to(value.dtype))[None] for name, value in rows.items()}
+        some = {name: self.rows[name][at] for name in names}
+        return {name: torch.mv(value.T, share.to(value.dtype))[None] for name, value in some.items()}
 
     def take(self, names: tuple[str, ...], serials: IntArray) -> Tensors:
         """The rows of some payloads, in order; a view where they stand together."""
+        at = self._places(serials)
+        return {name: self.rows[name][at] for name in names}
+
+    def _places(self, serials: IntArray) -> slice | Tensor:
+        """Where payloads stand: a slice where they stand together."""
         if serials is self._adopted:
-            return {name: self.rows[name] for name in names}
+            return slice(0, len(serials))
         slots = self._slots.get("slot", serials)
         if len(slots) and int(slots[-1] - slots[0]) == len(slots) - 1 and (np.diff(slots) == 1).all():
-            at: slice | Tensor = slice(int(slots[0]), int(slots[-1]) + 1)
-        else:
-            at = torch.from_numpy(slots).to(self._device)
-        return {name: self.rows[name][at] for name in names}
+            return slice(int(slots[0]), int(slots[-1]) + 1)
+        return torch.from_numpy(slots).to(self._device)
 
     def _zeros(self, rows: int, length: int, dtype: torch.dtype) -> Tensor:
         # Unused rows meet zero weights, and the product must be zero.

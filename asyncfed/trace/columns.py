@@ -23,6 +23,10 @@ Of methods with a server, the step of a message is the number of its round, of r
 answer used in its own round has absorbed_step = step, one kept for a later round has more, and one that was
 dropped because its round had ended, or was given up for want of a quorum, is late. Weights are shares of a
 mean over what arrived: an answer that is in none has a null weight.
+
+The staleness of an answer is the number of the server's moves between its request and its use, or its refusal
+for being too stale. It is null where there is none: of requests, of answers that a server waited for in their
+own round, and among peers. (Traces from before there was such a column are read as if all of it were null.)
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ FORMAT = "asyncfed-trace"
 VERSION = "1"
 MESSAGES = "messages"
 STEPS = "steps"
-
+STALENESS = "staleness"  # the last column of messages, and a younger one than the others
 
 STATUS_NAMES = tuple(status.name.lower() for status in Status)
 
@@ -65,6 +69,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             _required("bytes", pa.int64()),
             _required("phase", _text),
             _required("kind", _text),
+            pa.field(STALENESS, pa.int32()),
         ]
     ),
     STEPS: pa.schema(
@@ -93,6 +98,7 @@ ENCODINGS = {
     "sender": "DELTA_BINARY_PACKED",
     "receiver": "DELTA_BINARY_PACKED",
     "absorbed_step": "DELTA_BINARY_PACKED",
+    "staleness": "DELTA_BINARY_PACKED",
     "arrived_at": "BYTE_STREAM_SPLIT",
 }
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncfed.errors import TraceError
-from asyncfed.trace.columns import FORMAT, SCHEMAS, VERSION, chunk_path, tail_path
+from asyncfed.trace.columns import FORMAT, SCHEMAS, STALENESS, VERSION, chunk_path, tail_path
 
 _CHUNK_NAME = re.compile(r"(messages|steps)-(\d{5,})(\.tail)?\.parquet")
 
@@ -88,7 +88,7 @@ def open_chunk(file: Chunk, table: str, nodes: int | None = None) -> pq.ParquetF
             f"{path} has trace version {marks.get('version')!r}; this asyncfed reads version {VERSION!r}: "
             "read it with the asyncfed that wrote it"
         )
-    if marks.get("table") != table or not chunk.schema_arrow.equals(SCHEMAS[table]):
+    if marks.get("table") != table or not _like(SCHEMAS[table], chunk.schema_arrow):
         raise TraceError(
             f"{path} does not hold the columns of the table {table!r} but {chunk.schema_arrow.names} "
             f"(table {marks.get('table')!r}); it was renamed or changed, restore the original"
@@ -133,7 +133,21 @@ def read_chunks(
     for file in files:
         with open_chunk(file, table, nodes) as chunk, reading(path_of(file)):
             rows = chunk.read(columns=columns)
-        yield rows
+        yield completed(rows, SCHEMAS[table].names if columns is None else columns)
+
+
+def completed(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Rows of a trace from before there was a staleness, where that is wanted: with nulls."""
+    if STALENESS not in columns or STALENESS in rows.column_names:
+        return rows
+    return rows.append_column(STALENESS, pa.nulls(len(rows), pa.int32()))
+
+
+def _like(schema: pa.Schema, found: pa.Schema) -> bool:
+    """Whether columns are as they should be; staleness is younger than the others and may be missing."""
+    if STALENESS in schema.names and STALENESS not in found.names:
+        schema = schema.remove(schema.get_field_index(STALENESS))
+    return bool(found.equals(schema))
 
 
 @contextmanager

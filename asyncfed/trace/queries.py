@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from asyncfed.errors import TraceError
 from asyncfed.network.waves import Status
-from asyncfed.trace.columns import STATUS_NAMES, Totals
+from asyncfed.trace.columns import STALENESS, STATUS_NAMES, Totals
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Ints = npt.NDArray[np.int64]
 
-SUMMED_COLUMNS = ("status", "sent_at", "arrived_at", "bytes")
+SUMMED_COLUMNS = ("status", "sent_at", "arrived_at", "bytes", STALENESS)
 COUNTS = ("attempts", "sent", *STATUS_NAMES, "bytes")
 
 
@@ -42,10 +42,13 @@ class _Sums:
         self.groups: Ints = np.zeros(0, np.int64)
         self._values = {
             "by_status": np.zeros((0, len(Status)), np.int64),
-            **{name: np.zeros(0, np.int64) for name in ("bytes", "delivered_bytes")},
+            **{name: np.zeros(0, np.int64) for name in ("bytes", "delivered_bytes", "stale", "moves")},
             **{name: np.zeros(0) for name in ("delay_sum", "delay_max", "started_at", "ended_at")},
+            "moves_max": np.zeros(0),
         }
-        self._before_any = {"delay_max": np.nan, "started_at": np.inf, "ended_at": -np.inf}
+        self._before_any = {
+            "delay_max": np.nan, "started_at": np.inf, "ended_at": -np.inf, "moves_max": np.nan,
+        }  # fmt: skip
 
     def add(self, chunk: pa.Table, group: Ints) -> None:
         slot = self._slots(group)
@@ -64,6 +67,14 @@ class _Sums:
         np.add.at(values["delay_sum"], slot, delay)
         np.fmax.at(values["delay_max"], slot, delay)
         np.maximum.at(values["ended_at"], slot, arrived_at)
+
+        if chunk[STALENESS].null_count < len(chunk):
+            moves = chunk[STALENESS].to_numpy()[delivered].astype(float)
+            known = ~np.isnan(moves)
+            slot, moves = slot[known], moves[known]
+            np.add.at(values["stale"], slot, 1)
+            np.add.at(values["moves"], slot, moves.astype(np.int64))
+            np.fmax.at(values["moves_max"], slot, moves)
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd
@@ -149,6 +160,14 @@ def client_sums(chunks: Iterable[pa.Table], nodes: int) -> pd.DataFrame:
             "absorbed_per_step": ratio(absorbed, steps),
         }
     )
+
+
+def staleness(sums: pd.DataFrame) -> dict[str, npt.NDArray[np.float64]]:
+    """Mean and largest by group, NaN where there is none; nothing at all where there is none anywhere."""
+    if not sums["stale"].any():
+        return {}
+    mean = ratio(sums["moves"].to_numpy(), sums["stale"].to_numpy())
+    return {"staleness_mean": mean, "staleness_max": sums["moves_max"].to_numpy()}
 
 
 def ratio(numerator: npt.NDArray[Any], denominator: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

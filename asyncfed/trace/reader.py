@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 from asyncfed.errors import TraceError, UnknownNameError
 from asyncfed.network.waves import Status
 from asyncfed.trace import exports, queries, rounds
-from asyncfed.trace.columns import MESSAGES, SCHEMAS, STEPS, Totals
+from asyncfed.trace.columns import MESSAGES, SCHEMAS, STALENESS, STEPS, Totals
 from asyncfed.trace.files import (
+    completed,
     nodes_of,
     open_chunk,
     path_of,
@@ -71,7 +72,8 @@ class Trace:
 
         attempts counts all potential messages; sent is all but those whose link was down; bytes is what was
         sent; delivery_rate is delivered / attempts and up_rate is 1 − link_down / attempts; delays are
-        virtual times from sending to arrival, of delivered messages.
+        virtual times from sending to arrival, of delivered messages. Where answers were stale, staleness_mean
+        and staleness_max are of those that the server used.
         """
         sums = self._edge_sums
         sender, receiver = np.divmod(sums.index.to_numpy(), self.node_count)
@@ -82,7 +84,7 @@ class Trace:
         columns["up_rate"] = 1.0 - queries.ratio(columns["link_down"], attempts)
         columns["delay_mean"] = queries.ratio(sums["delay_sum"].to_numpy(), delivered)
         columns["delay_max"] = sums["delay_max"].to_numpy()
-        return _frame(columns)
+        return _frame(columns | queries.staleness(sums))
 
     def edge(self, sender: int, receiver: int) -> pd.DataFrame:
         """One row per potential message from `sender` to `receiver`, in order of sent_at: all columns."""
@@ -174,7 +176,8 @@ class Trace:
         dropped; lost those lost; what remains is in flight. messages counts what was sent both ways,
         bytes_down from and bytes_up to the server. started_at is when the first message was due, ended_at
         when the last answer used in the round itself arrived; where there is none, when the last message of
-        the round was sent or delivered.
+        the round was sent or delivered. Where answers were stale, staleness_mean and staleness_max are of the
+        answers to this round's requests that were used, now or later.
 
         `server` is the node around which to count; unless given, the one that the run noted.
         """
@@ -278,7 +281,7 @@ class Trace:
                     partitioning=None,  # a run may lie in a directory called lr=0.1, which is not a column
                     page_checksum_verification=True,
                 )
-            found.append(rows.replace_schema_metadata())
+            found.append(completed(rows.replace_schema_metadata(), columns or schema.names))
         return pa.concat_tables(found).unify_dictionaries()
 
 
@@ -289,12 +292,13 @@ def _frame(columns: dict[str, Any]) -> pd.DataFrame:
 
 
 def _to_pandas(table: pa.Table) -> pd.DataFrame:
-    """Labels become categories; the one integer column with nulls keeps its integers."""
+    """Labels become categories; integer columns with nulls keep their integers."""
     import pandas as pd
 
     frame: pd.DataFrame = table.to_pandas()
-    if "absorbed_step" in frame:
-        values = table["absorbed_step"]
-        frame["absorbed_step"] = pd.array(values.fill_null(0).to_numpy().copy(), dtype="Int32")
-        frame.loc[values.is_null().to_numpy(), "absorbed_step"] = pd.NA
+    for name in ("absorbed_step", STALENESS):
+        if name in frame:
+            values = table[name]
+            frame[name] = pd.array(values.fill_null(0).to_numpy().copy(), dtype="Int32")
+            frame.loc[values.is_null().to_numpy(), name] = pd.NA
     return frame

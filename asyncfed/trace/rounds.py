@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from asyncfed.network.waves import Status
-from asyncfed.trace.queries import SUMMED_COLUMNS, Ints, PhaseGroup, status_codes, sums
+from asyncfed.trace.queries import SUMMED_COLUMNS, Ints, PhaseGroup, ratio, status_codes, sums
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +74,10 @@ def table(chunks: Iterable[pa.Table], server: int) -> pd.DataFrame:
         "started_at": extreme(np.fmin, "started_at", _ALL),
         "ended_at": np.where(np.isnan(used_until), extreme(np.fmax, "ended_at", _ALL), used_until),
     }
+    stale = total("stale", _ANSWERS)
+    if stale.any():
+        columns["staleness_mean"] = ratio(total("moves", _ANSWERS), stale)
+        columns["staleness_max"] = extreme(np.fmax, "moves_max", _ANSWERS)
     frame = pd.DataFrame(columns)
     return frame[(frame["asked"] > 0) | (frame["answered"] > 0)].reset_index(drop=True)
 

@@ -111,14 +111,17 @@ class TraceWriter:
         bytes: Numbers,
         phase: str,
         kind: str,
+        staleness: Numbers = -1,
     ) -> None:
         """Append one row per potential message; the caller leaves the arrays unchanged from here on.
 
-        A null is NaN (`arrived_at`, `weight`) or -1 (`absorbed_step`). What the status rules out (see
-        `columns`) becomes null, or 0 bytes, by itself, so one number may stand for delivered and undelivered
-        rows alike.
+        A null is NaN (`arrived_at`, `weight`) or -1 (`absorbed_step`, `staleness`). What the status rules out
+        (see `columns`) becomes null, or 0 bytes, by itself, so one number may stand for delivered and
+        undelivered rows alike.
         """
-        values = (sender, receiver, status, step, sent_at, arrived_at, absorbed_step, weight, bytes)
+        values = (
+            sender, receiver, status, step, sent_at, arrived_at, absorbed_step, weight, bytes, staleness,
+        )  # fmt: skip
         self._append(self._messages, values, (phase, kind))
 
     def steps(
@@ -288,6 +291,7 @@ class TraceWriter:
 
 _MESSAGE_NUMBERS = (
     "sender", "receiver", "status", "step", "sent_at", "arrived_at", "absorbed_step", "weight", "bytes",
+    "staleness",
 )  # fmt: skip
 _STEP_NUMBERS = ("client", "step", "started_at", "ended_at", "absorbed")
 
@@ -368,6 +372,7 @@ def _message_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
     absorbed_step = stash.numbers("absorbed_step", np.int32)
     weight = stash.numbers("weight", np.float64)
     payload = stash.numbers("bytes", np.int64)
+    staleness = stash.numbers("staleness", np.int32)
     return {
         "step": stash.numbers("step", np.int32),
         "sender": _within(stash, "sender", nodes),
@@ -380,6 +385,7 @@ def _message_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
         "bytes": payload * sent,
         "phase": stash.text(0),
         "kind": stash.text(1),
+        "staleness": _nullable(staleness, sent & (staleness >= 0)),
     }
 
 

@@ -28,12 +28,15 @@ from asyncfed.protocols import (
     VRHGP,
     AggITD,
     AsyncSGP,
+    Buffered,
     CompareHypergradients,
     Diminishing,
     EstimateHypergradient,
     ExactBackprop,
+    FedAsync,
     FedAvg,
     FedAvgS,
+    FedBuff,
     FedNest,
     FedProx,
     GossipBilevel,
@@ -44,6 +47,7 @@ from asyncfed.protocols import (
     LocalSteps,
     Neumann,
     PeerAggITD,
+    PolynomialDecay,
     PushDIGing,
     Scaffold,
     Server,
@@ -112,6 +116,8 @@ def _networks(protocol: Any, kind: Kind, clients: int) -> Iterator[tuple[Any, nx
     if protocol.server is not None:
         waiting = {"participation": 0.7} if kind == "lockstep" else {"quorum": 0.6, "late": "next"}
         default = type(protocol).__dataclass_fields__["server"].default_factory()
+        if isinstance(default, Buffered):
+            waiting = {"size": 2, "at_work": 0.7}
         if protocol.server == default:
             protocol = dataclasses.replace(protocol, server=dataclasses.replace(default, **waiting))
         yield protocol, star(clients, up=0.8, down=0.9), {"timing": lossy}
@@ -206,8 +212,23 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         ),
         Example(FedAvg(4, _STEPS, Server(quorum=0.5, late="drop")), about="drop"),
     ),
+    "FedBuff": (
+        Example(FedBuff(4, _STEPS)),
+        Example(
+            FedBuff(4, _STEPS, mu=0.1, momentum=0.5, server=Buffered(2, 0.7, "same", max_staleness=1)),
+            about="momentum, the same again, too stale dropped",
+        ),
+    ),
+    "FedAsync": (
+        Example(FedAsync(6, _STEPS)),
+        Example(
+            FedAsync(6, _STEPS, server=Buffered(1, asks="weighted", max_staleness=2, too_stale="wait")),
+            about="too stale waited for",
+        ),
+    ),
     "Scaffold": (
         Example(Scaffold(3, _STEPS)),
+        Example(Scaffold(4, _STEPS, server=Buffered(2)), about="buffered"),
         Example(Scaffold(5, _STEPS), about="coming and going", changed=_coming_and_going),
     ),
     "FedAvgS": (Example(FedAvgS(3, LocalSteps(0.1, steps=2), LocalSteps(0.05, steps=2)), _saddle),),
@@ -216,6 +237,10 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         Example(FedNest(2, _STEPS, _STEPS, setting="minimax"), _saddle, "minimax"),
         Example(FedNest(2, _STEPS, _STEPS, setting="compositional"), _composed, "compositional"),
         Example(FedNest(2, _STEPS, setting="single"), one_level, "single"),
+        Example(
+            FedNest(2, _STEPS, _STEPS, neumann=_SERIES, server=Buffered(2, decay=PolynomialDecay())),
+            about="buffered",
+        ),
     ),
     "LFedNest": (
         Example(LFedNest(3, _STEPS, _STEPS, neumann=_SERIES)),
@@ -224,9 +249,13 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "AggITD": (
         Example(AggITD(2, _STEPS, _STEPS, inner_rounds=2, scale=0.3)),
         Example(AggITD(2, _STEPS, _STEPS, inner_rounds=2, scale=0.3, solver="sgd"), about="sgd"),
+        Example(AggITD(2, _STEPS, _STEPS, inner_rounds=2, scale=0.3, server=Buffered(0.5)), about="buffered"),
     ),
     "PeerAggITD": (Example(PeerAggITD(2, _STEPS, 3, _STEPS, scale=0.3, batch=2, start="fresh", timed=True)),),
-    "SimFBO": (Example(SimFBO(3, _STEPS, 0.05, v_lr=0.2)),),
+    "SimFBO": (
+        Example(SimFBO(3, _STEPS, 0.05, v_lr=0.2)),
+        Example(SimFBO(4, _STEPS, 0.05, v_lr=0.2, server=Buffered(2)), about="buffered"),
+    ),
 }
 """Instances in place of the guessed one: where that cannot be made, or where there is more to try."""
 

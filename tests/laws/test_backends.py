@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from asyncfed import Result, run
+from asyncfed.network.buffer import Buffered
 from asyncfed.protocols.rounds import Round
 from asyncfed.rng import Streams
 from asyncfed.scenario import check
@@ -42,6 +43,8 @@ def features(case: Case) -> Iterator[str]:
     scenario = case.scenario
     method, scene = scenario.protocol, check(scenario)
     where = "peers" if method.server is None else "a server"
+    if isinstance(method.server, Buffered):
+        where = "a server that does not wait"
     yield f"{where} in {case.kind}"
     for iteration in method.iterations(Streams(scenario.seed)):
         for part in iteration:

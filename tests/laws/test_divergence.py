@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from asyncfed import Scenario, load, run
 from asyncfed.errors import DivergenceError
+from asyncfed.protocols import Buffered
 from tests.laws.changed import with_method, with_samples
 from tests.laws.examples import Case, cases, two_levels
 from tests.laws.runs import every_case
+from topologies import star
 
 CULPRIT = 1  # not 0, who is named where nobody looks
 
@@ -33,8 +36,13 @@ def _fails(scenario: Scenario, out: Path, **options: Any) -> DivergenceError:
 
 def _everyone_answers(case: Case) -> Scenario:
     """Where there is a server: else the culprit might never be heard."""
-    everyone = {"participation": 1.0, "quorum": 1.0}
-    return with_method(case.scenario, lambda name, value: everyone.get(name, value))
+    everyone = {"participation": 1.0, "quorum": 1.0, "size": 1.0, "at_work": 1.0}
+    everyone |= {"max_staleness": 0, "too_stale": "wait"}
+    scenario = case.scenario
+    if isinstance(scenario.protocol.server, Buffered):  # others may answer twice where its answer gets lost
+        timing = dataclasses.replace(scenario.timing, loss=0.0)
+        scenario = dataclasses.replace(scenario, topology=star(scenario.clients), timing=timing)
+    return with_method(scenario, lambda name, value: everyone.get(name, value))
 
 
 def _names(error: DivergenceError, case: Case, client: int) -> None:

@@ -36,6 +36,7 @@ class Message(NamedTuple):
     bytes: int
     phase: str
     kind: str
+    staleness: int | None = None
 
 
 class Step(NamedTuple):
@@ -66,6 +67,8 @@ class Recording:
                 row["bytes"] = 0
             if status == Status.LINK_DOWN or math.isnan(row["weight"]):
                 row["weight"] = None
+            if row.get("staleness", -1) < 0:
+                row["staleness"] = None
             self.messages_.append(Message(**row, phase=phase, kind=kind))
 
     def steps(self, *, phase: str, **columns: Any) -> None:
@@ -245,12 +248,13 @@ class SlowServer:
         arrives: float | None,
         absorbed: int | None,
         weight: float | None,
+        staleness: int | None = None,
     ) -> None:
         size = 0 if status == Status.LINK_DOWN else job.ask.answer_bytes
         self.rows.append(
             Message(
                 job.round, job.client, self.hub, status, sent, arrives, absorbed, weight, size,
-                job.ask.phase, job.ask.kind,
+                job.ask.phase, job.ask.kind, staleness,
             )
         )  # fmt: skip
 
@@ -366,7 +370,8 @@ class SlowServer:
         total = sum(letter.importance for letter in used)
         for letter in used:
             share = letter.importance / total
-            self.note(letter.job, Status.DELIVERED, letter.sent, letter.arrives, self.round, share)
+            stale = self.round - letter.job.round or None
+            self.note(letter.job, Status.DELIVERED, letter.sent, letter.arrives, self.round, share, stale)
         for letter in forgotten:
             self.note(letter.job, Status.LATE, letter.sent, letter.arrives, None, None)
         for letter in (*used, *forgotten):

@@ -14,12 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfed.errors import QuorumError, ScenarioError, TopologyError
-from asyncfed.network import Lockstep, Table, VirtualTime
+from asyncfed.network import Lockstep, VirtualTime
 from asyncfed.network.links import Network
 from asyncfed.network.schedules.asked import Ask, AskedSchedule
 from asyncfed.network.server import Server
 from asyncfed.network.waves import Common, Snapshot, Status, Sums, Wave
 from asyncfed.rng import Streams
+from tests.network.drawn import assert_rows_alike, stars
 from tests.network.slow_server import Message, Recording, SlowServer
 from topologies import star
 
@@ -158,38 +159,8 @@ def ask_of(
 
 @st.composite
 def settings_of(draw: st.DrawFn, late: str | None = None) -> Setting:
-    clients = draw(st.integers(1, 5))
-    hub = draw(st.integers(0, clients))
-    directed = draw(st.booleans())
-    graph: nx.Graph = nx.DiGraph() if directed else nx.Graph()
-    graph.add_nodes_from(range(clients + 1))
-    graph.graph["server"] = hub
-    others = [node for node in range(clients + 1) if node != hub]
-    extra = [(a, b) for a in others for b in others if a != b and (directed or a < b)]
-    pairs = [(hub, node) for node in others] + [(node, hub) for node in others if directed]
-    some = draw(st.lists(st.sampled_from(extra), unique=True, max_size=3)) if extra else []
-    for a, b in pairs + some:
-        marks: dict[str, Any] = {"probability": draw(st.sampled_from([1.0, 1.0, 0.8, 0.3]))}
-        if draw(st.booleans()):
-            marks["latency"] = draw(st.sampled_from([0.0, 0.7, "exponential(1.5)"]))
-        if draw(st.booleans()):
-            marks["loss"] = draw(st.sampled_from([0.0, 0.3]))
-        if draw(st.booleans()):
-            marks["bandwidth"] = draw(st.sampled_from([math.inf, 10.0, 3.0]))
-        if not draw(st.integers(0, 3)):
-            marks["ordered"] = draw(st.booleans())
-        graph.add_edge(a, b, **marks)
-    timing: Lockstep | VirtualTime = Lockstep(loss=draw(st.sampled_from([0.0, 0.2])))
-    if draw(st.integers(0, 3)):
-        table = Table(tuple((1.0, 0.5 + client, 2.0) for client in range(clients)))
-        timing = VirtualTime(
-            compute=draw(st.sampled_from([1.0, "exponential(1.0)", "uniform(0.5, 2.0)", table])),  # type: ignore[arg-type]
-            factors={0: 3.0} if draw(st.booleans()) else {},
-            latency=draw(st.sampled_from([0.0, 0.5, "exponential(2.0)"])),
-            bandwidth=draw(st.sampled_from([math.inf, 20.0])),
-            loss=draw(st.sampled_from([0.0, 0.2])),
-            ordered=draw(st.booleans()),
-        )
+    graph, timing = draw(stars())
+    clients = len(graph) - 1
     virtual = isinstance(timing, VirtualTime)
     server = Server(
         quorum=draw(st.sampled_from([None, 1, 0.5, 0.8])),
@@ -221,25 +192,6 @@ def settings_of(draw: st.DrawFn, late: str | None = None) -> Setting:
             )
         )
     return Setting(graph, timing, server, tuple(asks), draw(st.integers(0, 10_000)))
-
-
-def assert_rows_alike(found: list[Any], expected: list[Any]) -> None:
-    """As sets; times to rounding."""
-
-    def sortable(row: Any) -> tuple[Any, ...]:
-        return tuple(
-            (value is not None, round(value, 6) if isinstance(value, float) else value)
-            if value is not None
-            else (False, 0)
-            for value in row
-        )
-
-    assert len(found) == len(expected)
-    for one, other in zip(sorted(found, key=sortable), sorted(expected, key=sortable), strict=True):
-        assert type(one) is type(other)
-        for name, a, b in zip(one._fields, one, other, strict=True):
-            same = a == b or (isinstance(a, float) and isinstance(b, float) and math.isclose(a, b))
-            assert same or (name == "weight" and a is not None and math.isclose(a, b)), (name, one, other)
 
 
 @settings(law, max_examples=250)

@@ -12,7 +12,7 @@ import torch
 from asyncfed import Lockstep, Scenario, ScenarioError, VirtualTime, run
 from asyncfed.problems import quadratic
 from asyncfed.problems.quadratic import average_minimiser
-from asyncfed.protocols import FedAvg, LocalSteps, Scaffold, Server
+from asyncfed.protocols import Buffered, FedAvg, LocalSteps, Scaffold, Server
 from tests.protocols.replayed import Answers, Array, replay
 from tests.protocols.served import iterates, serve, watched
 from tests.protocols.test_local_steps import SEED, SIZES, Y0, gradient, minibatches, problem
@@ -82,6 +82,11 @@ LATE: dict[str, Any] = {
         VirtualTime(compute="exponential(1.0)", latency="exponential(0.5)", loss=0.2, factors={1: 3.0}),
         1.0,
     ),
+    "buffered": (
+        Buffered(2, 0.8, "same", max_staleness=4),
+        VirtualTime(compute="exponential(1.0)", latency="exponential(0.5)", loss=0.2, factors={1: 3.0}),
+        1.0,
+    ),
 }
 
 
@@ -132,7 +137,7 @@ def test_answers_that_nobody_used_take_their_change_along(name: str, tmp_path: P
     [
         ({"option": "III"}, "unknown option of Scaffold 'III'"),
         ({"server_lr": float("nan")}, "server_lr is nan; it must be a number, at least 0 and finite"),
-        ({"server": Server(weighted=True)}, r"all clients count the same; use Server\(weighted=False\)"),
+        ({"server": Server(weighted=True)}, r"all clients count the same; use weighted=False"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change: dict[str, Any], said: str) -> None:

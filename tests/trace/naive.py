@@ -27,6 +27,7 @@ class Message(NamedTuple):
     bytes: int
     phase: str
     kind: str
+    staleness: int | None = None
 
 
 def random_messages(nodes: int, count: int, seed: int = 0, pairs: int | None = None) -> list[Message]:
@@ -57,6 +58,7 @@ def random_messages(nodes: int, count: int, seed: int = 0, pairs: int | None = N
                 bytes=int(rng.integers(1, 10**6)) if up else 0,
                 phase=phase,
                 kind=kind,
+                staleness=int(rng.integers(0, 5)) if status == Status.DELIVERED and position % 3 else None,
             )
         )
     return messages
@@ -99,7 +101,7 @@ def append(writer: TraceWriter, messages: Sequence[Message]) -> None:
     start = 0
     for stop in range(1, len(messages) + 1):
         first = messages[start]
-        if stop < len(messages) and messages[stop][-2:] == first[-2:]:
+        if stop < len(messages) and messages[stop][-3:-1] == first[-3:-1]:
             continue
         rows = messages[start:stop]
         writer.messages(
@@ -114,6 +116,7 @@ def append(writer: TraceWriter, messages: Sequence[Message]) -> None:
             bytes=np.array([m.bytes for m in rows]),
             phase=first.phase,
             kind=first.kind,
+            staleness=np.array([-1 if m.staleness is None else m.staleness for m in rows]),
         )
         start = stop
 
@@ -174,9 +177,21 @@ def rounds(messages: Sequence[Message], server: int) -> pd.DataFrame:
                 "bytes_up": answered["bytes"],
                 "started_at": min(m.sent_at for m in down + up),
                 "ended_at": max(end for end in ends if end is not None),
+                **staleness(up),
             }
         )
-    return pd.DataFrame(rows)
+    return without_empty_staleness(pd.DataFrame(rows))
+
+
+def staleness(messages: Sequence[Message]) -> dict[str, float]:
+    known = [m.staleness for m in messages if m.status == "delivered" and m.staleness is not None]
+    mean = sum(known) / len(known) if known else math.nan
+    return {"staleness_mean": mean, "staleness_max": float(max(known, default=math.nan))}
+
+
+def without_empty_staleness(frame: pd.DataFrame) -> pd.DataFrame:
+    empty = "staleness_mean" in frame and frame["staleness_mean"].isna().all()
+    return frame.drop(columns=["staleness_mean", "staleness_max"]) if empty else frame
 
 
 def canonical(messages: Sequence[Message]) -> list[Message]:

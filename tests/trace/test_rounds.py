@@ -125,3 +125,19 @@ def test_files_from_before_late_messages_and_servers_are_read(tmp_path: Path) ->
     assert trace.totals().late == 0
     assert trace.edges()["late"].tolist() == [0] * 6
     assert trace.rounds(server=0)["answered"].tolist() == [3, 1, 0, 1]
+
+
+def test_files_from_before_there_was_a_staleness_are_read(tmp_path: Path) -> None:
+    messages = naive.random_messages(4, 60)
+    directory = naive.write(tmp_path, 4, messages, chunk_rows=25, server=0)
+    old = sorted(directory.glob("messages-*.parquet"))[:2]
+    for path in old:
+        pq.write_table(pq.read_table(path, partitioning=None).drop_columns("staleness"), path)
+    trace = Trace(directory)
+    frame = trace.to_pandas()
+    expected = [m._replace(staleness=None) if place < 50 else m for place, m in enumerate(messages)]
+    known = [m.staleness for m in naive.canonical(expected) if m.staleness is not None]
+    assert frame["staleness"].dropna().tolist() == known
+    assert len(frame) == 60
+    assert len(trace.edge(messages[0].sender, messages[0].receiver)["staleness"]) > 0
+    pd.testing.assert_frame_equal(trace.rounds(), naive.rounds(expected, 0))

@@ -33,22 +33,22 @@ What a request carries is in `versions`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from asyncfed.errors import QuorumError, RunError
-from asyncfed.network.distributions import Constant, Distribution, Table
+from asyncfed.network.distributions import Distribution, Table
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 from asyncfed.network.presence import Attendance
 from asyncfed.network.schedules.attended import Attended
+from asyncfed.network.schedules.serving import REQUEST, Ended, Pace, commons
 from asyncfed.network.schedules.versions import Versions
 from asyncfed.network.server import Server, server_links
 from asyncfed.network.waves import (
     NO_NODES,
     Absorption,
     Channel,
-    Common,
     Snapshot,
     Status,
     Sums,
@@ -57,8 +57,6 @@ from asyncfed.network.waves import (
 )
 from asyncfed.network.wire import Fates, Wire
 from asyncfed.rng import Streams
-
-REQUEST = "request"  # kind of what the server sends
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +75,8 @@ class Ask:
     importance: FloatArray  # what the answer of each counts, before they are made to add up to 1
     series: str  # late answers go to the next round of this name
     remembers: bool = False  # whether clients keep something, so that work whose answer is lost matters too
+    normalised: bool = True  # whether weights add up to 1, also of stale answers that count less
+    samples: IntArray = field(default_factory=lambda: NO_NODES)  # training samples of each
 
 
 @dataclass(slots=True)
@@ -138,8 +138,8 @@ class AskedSchedule:
         attendance: Attendance | None = None,
     ) -> None:
         network = wire.network
-        self._wire, self._streams, self._server = wire, streams, server
-        self._compute, self._factors = compute, factors
+        self._wire, self._server = wire, server
+        self._pace = None if compute is None else Pace(compute, factors, streams)
         self._down, self._up = server_links(network)
         self.n = n = network.n - 1
         self._works = Attended(n, attendance, lockstep=compute is None)
@@ -150,8 +150,7 @@ class AskedSchedule:
         self._late: dict[str, list[_Work]] = {}
         self._versions = Versions(n)
         self._next_payload = 0
-        self._ended = np.zeros(n, dtype=np.int64)  # works that each client had ended at the last look
-        self._ends: list[tuple[IntArray, FloatArray]] = []  # clients and times of those after it
+        self._ended = Ended(n)
         self.now = 0.0
         self._attempt = 0  # counts them over the whole run: what links, losses and durations are drawn by
         self.round = 0
@@ -214,8 +213,9 @@ class AskedSchedule:
         held = [work for works in self._late.values() for work in works]
         # Of those that are here already: whether a round will use them, or they were late, is not known yet.
         unrecorded = Unrecorded(on_the_way=len(held), bytes=sum(work.ask.answer_bytes for work in held))
-        everyone = Absorption(np.arange(self.n, dtype=np.int64), self._commons(self._versions.now))
-        return Snapshot(everyone, self.now, self._worked(), final, unrecorded=unrecorded, rounds=self.round)
+        everyone = Absorption(np.arange(self.n, dtype=np.int64), commons(self._versions.now))
+        worked = self._ended.by(self.now)
+        return Snapshot(everyone, self.now, worked, final, unrecorded=unrecorded, rounds=self.round)
 
     def finish(self) -> None:
         """What nobody has used when the run ends was late, or is in flight for ever."""
@@ -224,16 +224,6 @@ class AskedSchedule:
                 status = Status.LATE if work.arrives <= self.now else Status.IN_FLIGHT
                 self._record_answer(work, status, -1, np.nan)
         self._late = {}
-
-    def _worked(self) -> IntArray:
-        """Works that each client has ended by now."""
-        ends, self._ends = self._ends, []
-        for clients, done in ends:
-            over = done <= self.now
-            np.add.at(self._ended, clients[over], 1)
-            if not over.all():
-                self._ends.append((clients[~over], done[~over]))
-        return self._ended.copy()
 
     # --- one attempt ---------------------------------------------------------------------------------
 
@@ -253,10 +243,10 @@ class AskedSchedule:
         new = fates.goes & ~np.isfinite(arrives[clients])  # else at work on it already, or it has answered
         workers, reached = clients[new], fates.arrives[new]
         begun = np.maximum(reached, self._working[workers])
-        if self._compute is None:
+        if self._pace is None:
             begun, takes = np.full(len(workers), now), np.ones(len(workers))
         else:
-            takes = self._durations(workers) * ask.work[place[new]]
+            takes = self._pace.durations(workers, self._attempt) * ask.work[place[new]]
         done, void = self._works.ends(workers, reached, begun, takes)
         up_edges = self._up[workers]
         before = self._wire.state(up_edges)
@@ -266,7 +256,7 @@ class AskedSchedule:
             )
         answers = self._answers(up_edges, self._attempt, done, void, ask.answer_bytes)
         idle_at = now + 1.0
-        if self._compute is not None:
+        if self._pace is not None:
             idle_at = float(max(last, reached.max(initial=now), done.max(initial=now)))
             if self._replaces and len(workers):
                 # Until it begins, a work may be replaced, and then it will not have used the link.
@@ -306,7 +296,7 @@ class AskedSchedule:
 
     @property
     def _replaces(self) -> bool:
-        return self._compute is not None and self._server.requests == "newest"
+        return self._pace is not None and self._server.requests == "newest"
 
     def _behind_others(self, clients: IntArray) -> list[int]:
         """Places of those for whom older requests wait."""
@@ -325,19 +315,6 @@ class AskedSchedule:
             if not void:
                 self._wire.send(self._up[[client]], work.attempt, np.array([done]), work.ask.answer_bytes)
         raise AssertionError("the newest request is never forgotten")
-
-    def _durations(self, clients: IntArray) -> FloatArray:
-        """What one local step of each takes."""
-        compute, step = self._compute, self._attempt
-        if isinstance(compute, Table):
-            rows = [compute.rows[client] for client in clients.tolist()]
-            drawn = np.array([row[step % len(row)] for row in rows])
-        elif isinstance(compute, Constant):
-            drawn = np.full(len(clients), compute.value)
-        else:
-            assert compute is not None, "in lockstep nobody asks"
-            drawn = compute.quantile(self._streams.uniforms("compute", step, 0, self.n + 1)[clients])
-        return np.asarray(drawn * self._factors[clients], dtype=np.float64)
 
     def _closing_time(self, arrives: FloatArray, asked: int, needed: int, idle_at: float) -> float:
         coming = np.sort(arrives[np.isfinite(arrives)])
@@ -430,7 +407,7 @@ class AskedSchedule:
             )
             attempt = attempt.only(~attempt.void)
         clients, done, goes = attempt.clients, attempt.done, attempt.goes
-        self._ends.append((clients, done))
+        self._ended.add(clients, done)
         self._wire.record_steps(
             clients, step=round, started_at=attempt.begun, ended_at=done, absorbed=1, phase=ask.phase
         )
@@ -528,7 +505,8 @@ class AskedSchedule:
             phase=ask.phase, kind=ask.kind,
         )  # fmt: skip
         for work in older:
-            self._record_answer(work, Status.DELIVERED, self.round, work.importance / total)
+            stale = self.round - work.round
+            self._record_answer(work, Status.DELIVERED, self.round, work.importance / total, stale)
         for work in worthless:
             self._record_answer(work, Status.LATE, -1, np.nan)
         self._record_closed(ask, len(here) + len(older))
@@ -635,17 +613,10 @@ class AskedSchedule:
         versions: Mapping[str, int],
         reborn: BoolArray,
     ) -> Wave:
-        absorption = Absorption(clients, self._commons(versions))
+        absorption = Absorption(clients, commons(versions))
         steps = np.full(len(clients), round)
         again = self._works.paid(clients, reborn)
         return Wave(absorption, steps, emits, NO_NODES, self.now, part, readers=1, reborn=again)
-
-    def _commons(self, versions: Mapping[str, int]) -> tuple[Channel, ...]:
-        """The server's variables, those of one payload together."""
-        names: dict[int, tuple[str, ...]] = {}
-        for name, source in versions.items():
-            names[source] = (*names.get(source, ()), name)
-        return tuple(Common(some, source) for source, some in names.items())
 
     def _server_wave(
         self, part: int, channels: tuple[Channel, ...], writes: tuple[str, ...], over: IntArray
@@ -659,9 +630,11 @@ class AskedSchedule:
 
     # --- the trace -----------------------------------------------------------------------------------
 
-    def _record_answer(self, work: _Work, status: Status, absorbed: int, share: float) -> None:
+    def _record_answer(
+        self, work: _Work, status: Status, absorbed: int, share: float, staleness: int = -1
+    ) -> None:
         self._wire.record(
             np.array([work.client]), self._node, int(status), step=work.round, sent_at=work.done,
             arrived_at=work.arrives, absorbed_step=absorbed, weight=share, bytes=work.ask.answer_bytes,
-            phase=work.ask.phase, kind=work.ask.kind,
+            phase=work.ask.phase, kind=work.ask.kind, staleness=staleness,
         )  # fmt: skip
