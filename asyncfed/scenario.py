@@ -126,6 +126,15 @@ def _check_settings(scenario: Scenario) -> None:
             f"evaluate_every is {every!r}; it must be a finite number above 0, or None for about twenty "
             "evaluations"
         )
+    if not scenario.timing.barrier and (every is not None or with_server):
+        raise ScenarioError(
+            "barrier is False, so that clients are at different parts at one time; "
+            + (
+                "a server's rounds have no such parts (a Buffered server does not wait): leave it out"
+                if with_server
+                else f"they are judged when all are through, so evaluate_every={every} has no meaning"
+            )
+        )
     if every is not None and every % 1:
         if with_server:
             raise ScenarioError(

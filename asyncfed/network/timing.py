@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -47,6 +47,7 @@ class Lockstep:
     loss: float = 0.0
     presence: Presence | None = None
     running_sums: bool | None = None
+    barrier: ClassVar[bool] = True  # a round is everybody's
 
     def __post_init__(self) -> None:
         _check_presence(self.presence)
@@ -123,6 +124,11 @@ class VirtualTime:
     running_sums
         Whether what is lost on a link comes with the next message that gets through, among peers: by default
         (None) for methods whose sums are wrong otherwise, as those of push-sum are.
+    barrier
+        Whether all clients wait for the slowest between the parts of a method among peers (PDBO's inner steps
+        and its hypergradient, say). Without, each goes on when it is through itself: messages of a part wait
+        for those who are not there yet, and those that come to one who is through are late. Clients are then
+        judged at the ends of parts only.
     """
 
     compute: float | str | Distribution | Table = 1.0
@@ -134,10 +140,13 @@ class VirtualTime:
     ordered: bool = True
     presence: Presence | None = None
     running_sums: bool | None = None
+    barrier: bool = True
 
     def __post_init__(self) -> None:
         _check_presence(self.presence)
         _check_running_sums(self.running_sums)
+        if not isinstance(self.barrier, bool):
+            raise ScenarioError(f"barrier is {self.barrier!r}; it must be True or False")
         compute = self.compute if isinstance(self.compute, Table) else as_distribution(self.compute)
         if compute.mean <= 0:
             raise ScenarioError(

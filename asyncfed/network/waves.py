@@ -143,6 +143,7 @@ class Snapshot:
     part: int = 0
     unrecorded: Unrecorded = field(default_factory=Unrecorded)
     rounds: int | None = None  # of the server, where there is one
+    ends: FloatArray | None = None  # where nobody waits for others: when each client is through with the part
 
 
 class Recorder(Protocol):
@@ -182,7 +183,7 @@ class Conversation:
     steps: int
     message_bytes: int
     first_step: int = 0
-    started_at: float = 0.0
+    started_at: float | FloatArray = 0.0  # or, where nobody waits for others, of each client
     part: int = 0
     conserves: bool = False  # whether its sums are wrong where something is lost for good
     recovers: bool = False  # whether what is lost on a link comes with the next message that gets through

@@ -25,6 +25,8 @@ from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
 from asyncfed.runtime.judging import Measurement
 
+_NEVER = 1e300
+
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -86,7 +88,10 @@ def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
     parts = [part for iteration in method.iterations(stage.streams) for part in iteration]
     n = stage.scene.network.n
     planned, done = n * sum(part.steps for part in parts), 0
-    first_step, now = 0, 0.0
+    first_step = 0
+    now: float | FloatArray = 0.0
+    if not stage.scene.timing.barrier and len(parts) > 1:  # everybody begins a part when it is through itself
+        now = np.zeros(n)
     learned: Expectations | None = None
     last_judged = max((k for k, part in enumerate(parts) if part.judged), default=len(parts) - 1)
     bilevel = any(part.ends_outer_step for part in parts)
@@ -119,7 +124,8 @@ def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
                 yield _peers_evaluation(part, item, stage, outer_step, since, final=last)
             if item.final:
                 stage.backend.finish(item)
-                first_step, now = first_step + part.steps + part.closing, item.time
+                first_step += part.steps + part.closing
+                now = item.time if item.ends is None else item.ends
         if tally is not None:
             learned = tally.expectations()
         if part.ends_outer_step and outer_step is not None:
@@ -137,6 +143,8 @@ def _schedule(
     scene = stage.scene if part.sends else stage.scene.silent()
     timing = scene.timing
     every = stage.evaluate_every
+    if np.ndim(talk.started_at):  # clients are at different parts at one time: judged when all are through
+        every = _NEVER
     if every is None:
         every = timing.snapshot_interval(max(1, part.steps))
     mixing = part.mixing(scene, learned)

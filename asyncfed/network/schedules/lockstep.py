@@ -70,12 +70,13 @@ class LockstepSchedule:
 
     def __iter__(self) -> Iterator[Wave | Snapshot]:
         n, talk = self._network.n, self._talk
+        started_at = float(talk.started_at)
         nothing = np.zeros(n + 1, dtype=np.int64)
         names = tuple(name for names, _ in self._mixing for name in names)
         absorption = Absorption(self._everyone, (Sums(names, nothing, NO_NODES, np.zeros(0), NO_NODES),))
         absorbed = np.zeros(n, dtype=np.int64)
         for t in range(talk.steps + 1):
-            step, now = talk.first_step + t, talk.started_at + t
+            step, now = talk.first_step + t, started_at + t
             if t % self._every == 0 or t == talk.steps:
                 yield Snapshot(absorption, now, np.full(n, step), final=t == talk.steps, part=talk.part)
             if t == talk.steps:

@@ -4,7 +4,9 @@ A client starts its next step when its last one is done. At the start it absorbs
 (nothing, or several messages of one sender); then it computes for as long as its distribution says; at the
 end it sends. Which links are up is drawn per send and known to the sender (it shares among the links it has);
 a loss on the way is not. A client that has made all of its steps has left: nobody sends to it any more (a
-push-sum sender would bleed to death), but what was on its way still reaches it.
+push-sum sender would bleed to death), but what was on its way still reaches it. Where clients do not wait for
+one another between parts, each begins at a time of its own: what comes before is absorbed by its first step,
+and what comes when it is through is late.
 
 Everything happens in the order (time, kind, client), a total order, in which sending comes before looking and
 looking before starting, so that a message without delay is absorbed by a step that starts at the same
@@ -63,9 +65,11 @@ class PacedSchedule:
         network = self._network = wire.network
         n = network.n
         self._window = max(64, 2 * n)
+        self._waits = np.ndim(talk.started_at) == 0  # whether all begin, and end, together
+        self._started = np.broadcast_to(np.asarray(talk.started_at, dtype=np.float64), n)
         hands_over = attendance is not None and attendance.hands_over and talk.conserves
         self._paces = Paces(
-            streams, compute, factors, started_at=np.full(n, talk.started_at), first_step=talk.first_step,
+            streams, compute, factors, started_at=self._started, first_step=talk.first_step,
             steps=talk.steps, horizon=horizon, attendance=attendance, hands_over=hands_over,
         )  # fmt: skip
         self._handing_out = HandingOut(talk.first_step * n, talk.part, tuple(names for names, _ in mixing))
@@ -79,11 +83,11 @@ class PacedSchedule:
             no_steps(),
             np.zeros(0, dtype=np.int64),
         )  # steps that have not ended
-        self._end = talk.started_at  # of the last step
+        self._end = float(self._started.max())  # of the last step
         self._now = -np.inf  # up to when all is decided
 
     def __iter__(self) -> Iterator[Wave | Snapshot]:
-        start = self._talk.started_at
+        start = float(self._started.min())
         horizon = np.inf if self._horizon is None else self._horizon
         looks, next_look = 0, start
         while self._going_on():
@@ -296,7 +300,10 @@ class PacedSchedule:
         idle = np.ones(n, dtype=np.bool_)
         idle[waiting.steps.client] = False
         empty = self._paces.empty(time)
-        arrived = (box.arrives <= time) & idle[box.receiver] & ~empty[box.receiver]
+        ends = np.full(n, time)
+        if final and not self._waits:
+            ends = np.where(np.isfinite(self._paces.left), self._paces.left, self._started)
+        arrived = (box.arrives <= ends[box.receiver]) & idle[box.receiver] & ~empty[box.receiver]
         letters = box.at(arrived)
         messages = np.bincount(letters.receiver[~letters.carried], minlength=n)
         own = np.where(idle & ~empty, self._own, -1)
@@ -310,20 +317,23 @@ class PacedSchedule:
             self._record(
                 letters, _arrived(letters), self._begun[letters.receiver], messages[letters.receiver]
             )
-            late = box.at(~arrived)
-            gone = late.arrives <= time
-            self._record(late.at(gone), int(Status.LOST), -1)
-            self._record(late.at(~gone), int(Status.IN_FLIGHT), -1)
+            rest = box.at(~arrived)
+            gone, here = rest.arrives <= ends[rest.receiver], rest.arrives <= time
+            self._record(rest.at(gone), int(Status.LOST), -1)  # it reached one who has forgotten it since
+            self._record(rest.at(~gone & here), int(Status.LATE), -1)
+            self._record(rest.at(~here), int(Status.IN_FLIGHT), -1)
             if self._running_sums is not None:
                 self._record(self._running_sums.waiting, int(Status.LOST), -1)
         else:
-            here = int(np.count_nonzero(box.arrives <= time))
+            come = int(np.count_nonzero(box.arrives <= time))
             waits = 0 if self._running_sums is None else len(self._running_sums.waiting)
             sent = len(box) + waits
-            unrecorded = Unrecorded(here, sent - here, sent * self._talk.message_bytes)
+            unrecorded = Unrecorded(come, sent - come, sent * self._talk.message_bytes)
         absorption = absorbed.absorption(everyone, tuple(names for names, _ in self._mixing))
         absorption = replace(absorption, empty=np.flatnonzero(empty))
-        return Snapshot(absorption, time, ended, final, self._talk.part, unrecorded)
+        return Snapshot(
+            absorption, time, ended, final, self._talk.part, unrecorded, ends=None if self._waits else ends
+        )
 
     # --- the trace -----------------------------------------------------------------------------------
 
