@@ -2,26 +2,31 @@
 
 An edge is (sender, receiver). In an undirected graph both directions of an edge exist or fail together at
 each step; in a directed graph every direction is drawn on its own. Every edge carries `probability` in (0, 1]
-and may carry `latency`, `bandwidth` and `loss`. Clients are the nodes 0..n-1 in order, self-loops are
+and may carry `latency`, `bandwidth` and `loss`; a node may carry `compute`, `uplink`, `downlink`, `device`
+and `pos`. Clients are the nodes 0..n-1 in order, self-loops are
 implicit and never in the graph, `graph.graph["name"]` is for people and `graph.graph["server"]` is the
 server's node where there is one. A generator called with plain arguments also notes them in
 `graph.graph["recipe"]`, from which `from_recipe` makes the same graph again.
 """
 
 from topologies._recipes import from_recipe
+from topologies.devices import Device, with_devices
 from topologies.files import load, save
 from topologies.fixed import edgeless, fully_connected, grid, ring, torus
-from topologies.links import with_links
-from topologies.random_graphs import erdos_renyi, random_graph, small_world
+from topologies.links import by_distance, with_links
+from topologies.random_graphs import erdos_renyi, random_geometric, random_graph, small_world
 from topologies.stochastic import star, stochastic_directed, stochastic_undirected
 
 __all__ = [
+    "Device",
+    "by_distance",
     "edgeless",
     "erdos_renyi",
     "from_recipe",
     "fully_connected",
     "grid",
     "load",
+    "random_geometric",
     "random_graph",
     "ring",
     "save",
@@ -30,5 +35,6 @@ __all__ = [
     "stochastic_directed",
     "stochastic_undirected",
     "torus",
+    "with_devices",
     "with_links",
 ]

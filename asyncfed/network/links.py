@@ -4,6 +4,9 @@ An edge is (sender, receiver); edges are sorted by sender, then receiver, so a s
 Self-links always exist and are not edges. An undirected networkx graph means that both directions of a link
 are up or down together (one draw for the pair); a directed graph draws every direction for itself.
 
+A node may carry `compute` (how many times slower it is), `uplink` and `downlink` (bytes per unit of time,
+shared by all of its links; see `sharing`).
+
 Nodes are numbered in the order of the graph, the server (where there is one) last: so a client has the same
 number here, in the problem, in the metrics and in the trace.
 """
@@ -48,6 +51,9 @@ class Network:
     directed: bool
     draw: IntArray
     first: IntArray  # edges first[i]:first[i + 1] leave client i
+    compute: FloatArray  # of each node: how many times slower it is
+    uplink: FloatArray  # of each node: bytes per unit of time over all of its links, infinite where it may
+    downlink: FloatArray
     server: int | None = None
     _rows: OrderedDict[tuple[int, int], FloatArray] = field(default_factory=OrderedDict, repr=False)
 
@@ -58,6 +64,14 @@ class Network:
     @cached_property
     def lossless(self) -> bool:
         return not self.loss.any()
+
+    @cached_property
+    def shares_uplinks(self) -> bool:
+        return bool(np.isfinite(self.uplink).any())
+
+    @cached_property
+    def shares_downlinks(self) -> bool:
+        return bool(np.isfinite(self.downlink).any())
 
     @cached_property
     def reverse(self) -> IntArray:
@@ -129,6 +143,9 @@ class Network:
             True,
             nothing,
             first,
+            self.compute,
+            self.uplink,
+            self.downlink,
             self.server,
         )
 
@@ -193,9 +210,16 @@ def compile_network(
         draw = np.array([position[min(i, j), max(i, j)] for i, j, _ in rows], dtype=np.int64)
     first = np.searchsorted(senders, np.arange(n + 1)).astype(np.int64)
     keeps_order = np.array([_flag(marks, labels, i, j, ordered) for i, j, marks in rows], dtype=np.bool_)
+    compute = _of_nodes(
+        graph, labels, "compute", 1.0, "it must be finite and above 0: how many times slower the node is"
+    )
+    uplink, downlink = (
+        _of_nodes(graph, labels, name, np.inf, "it must be above 0 bytes per unit of time")
+        for name in ("uplink", "downlink")
+    )
     return Network(
         n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, keeps_order,
-        directed, draw, first, None if server is None else index[server],
+        directed, draw, first, compute, uplink, downlink, None if server is None else index[server],
     )  # fmt: skip
 
 
@@ -223,6 +247,20 @@ def _reachable(n: int, senders: IntArray, receivers: IntArray) -> BoolArray:
     reached = np.zeros(n, dtype=np.bool_)
     reached[breadth_first_order(links, 0, return_predecessors=False)] = True
     return reached
+
+
+def _of_nodes(
+    graph: nx.Graph, labels: tuple[Hashable, ...], name: str, default: float, rule: str
+) -> FloatArray:
+    """A mark of every node: a number above 0, and finite where it must have an end."""
+    values = np.empty(len(labels))
+    for i, label in enumerate(labels):
+        value = graph.nodes[label].get(name, default)
+        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if not number or not value > 0 or (np.isfinite(default) and not np.isfinite(value)):
+            raise TopologyError(f"{name} of node {label} is {value!r}; {rule}")
+        values[i] = value
+    return values
 
 
 def _flag(

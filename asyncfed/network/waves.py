@@ -172,6 +172,7 @@ class Conversation:
     first_step: int = 0
     started_at: float = 0.0
     part: int = 0
+    samples: FloatArray | None = None  # that a step of each client goes over, where that is asked for
 
 
 class Schedule(Protocol):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.expectations import Expectations, TransposedShares, require_undirected
+from asyncfed.network.links import FloatArray
 from asyncfed.network.timing import Lockstep
 from asyncfed.network.weights import Shares
 from asyncfed.protocols.hgp import HGP
@@ -41,5 +42,5 @@ class ExactBackprop(HGP):
                 "that same step, so it needs timing=Lockstep(); in virtual time use HGP or VRHGP"
             )
 
-    def shares(self, scene: Scene, learned: Expectations | None) -> Shares:
+    def shares(self, scene: Scene, learned: Expectations | None, pace: FloatArray) -> Shares:
         return TransposedShares(scene.network, scene.weights.prepare(scene.network))
