@@ -45,7 +45,7 @@ class Knowledge:
 def exact_expectations(network: Network, shares: Shares, pace: FloatArray) -> Expectations:
     """Of a declared network, with the steps that each client makes per unit of time (`timing.pace`).
 
-    They hold while all clients are there and no link has a queue that grows.
+    They hold while all clients are there and no link (or uplink, or downlink) has a queue that grows.
     """
     sent, kept = shares.expected()
     heard = network.probability * (1.0 - network.loss)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Lockstep:
     """The papers' model. A step is the unit of time.
 
-    A topology's latencies and bandwidths play no part, its losses do. `loss` is for edges that
-    carry none of their own.
+    A topology's latencies and bandwidths, and how fast its nodes are, play no part; its losses do. `loss` is
+    for edges that carry none of their own.
     """
 
     loss: float = 0.0

@@ -107,7 +107,7 @@ INNER, OUTER = LocalSteps(0.01, steps=2, batch=5), LocalSteps(0.01, steps=3, bat
     [
         # q, two inner steps of 5 and 3; p and its products; h from both losses; three outer steps of 4
         (FedNest(1, INNER, OUTER, neumann=SERIES, batch=6), [6, 8, 6, 6, 6, 12, 12]),
-        # q and r; two inner steps; z and (the second pass) q; …; h; outer steps
+        # q and r together; two inner steps; z; h; three outer steps
         (AggITD(1, INNER, OUTER, inner_rounds=1, scale=0.2, batch=6), [12, 8, 6, 12, 12]),
         (FedAvgS(1, INNER, LocalSteps(0.01, steps=2, batch=4)), [2 * (5 + 4)]),
         (LFedNestNonAlt(1, INNER, OUTER, neumann=SERIES), [8 + 3 * (4 + 4)]),
