@@ -139,7 +139,8 @@ def _one_by_one(
     lengths = np.diff(np.append(first, len(queue)))
     due_in_order, takes_in_order = due[order], takes[order]
     if len(queue) < _TOGETHER * lengths.max(initial=0):
-        until = busy.tolist()
+        heads = queue[first]
+        until = dict(zip(heads.tolist(), busy[heads].tolist(), strict=True))
         ends = []
         for node, time, length in zip(
             queue.tolist(), due_in_order.tolist(), takes_in_order.tolist(), strict=True
@@ -147,7 +148,8 @@ def _one_by_one(
             until[node] = end = max(time, until[node]) + length
             ends.append(end)
         over[order] = ends
-        return over, np.array(until)
+        busy[heads] = list(until.values())
+        return over, busy
     longest_first = np.argsort(-lengths, kind="stable")
     first, lengths = first[longest_first], lengths[longest_first]
     until_now = busy[queue[first]]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncfed.errors import TopologyError
+from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network import Lockstep, VirtualTime
 from asyncfed.network.links import Network
 from asyncfed.network.waves import Status
@@ -168,3 +168,11 @@ def test_lockstep_knows_no_order_to_keep(ordered: bool) -> None:
 def test_an_order_that_is_no_truth_value_is_refused_by_its_edge(value: Any) -> None:
     with pytest.raises(TopologyError, match=rf"ordered of edge 0→1 is {value!r}; it must be True"):
         VirtualTime().network(pair(ordered=value))
+
+
+def test_a_downlink_among_peers_is_refused_by_name() -> None:
+    graph = pair()
+    graph.nodes[1]["downlink"] = 10.0
+    with pytest.raises(ScenarioError, match="node 1 has a downlink of its own, which only servers' rounds"):
+        play(Setting(graph, VirtualTime(), steps=2))
+    assert play(Setting(graph, Lockstep(), steps=2)).rows, "in lockstep it plays no part"
