@@ -147,7 +147,7 @@ def hypergradient(
     heard, sharing = (network, weights) if inner.sends else (network.silent(), Uniform())
     p_bar = expected_matrix(heard, *sharing.prepare(heard).expected())
     step = InnerMap(first_rate(inner.lr), inner.order, inner.weight_decay)
-    pace = timing.pace(network.n)
+    pace = timing.pace(network, network.n, inner.samples_per_step(problem))
     in_step = not inner.sends or bool(np.ptp(pace) <= 1e-9 * pace.max())
     comparable = network.lossless and in_step and heard.stationary
     if truth is True and not (comparable and affordable(problem)):

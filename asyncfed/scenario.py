@@ -104,7 +104,7 @@ def check(scenario: Scenario) -> Scene:
             raise TopologyError(
                 f"the topology has {nodes}, but the problem has {problem.clients} clients; {remedy}"
             )
-        timing.pace(problem.clients)  # refuses what does not fit the clients
+        timing.pace(network, problem.clients)  # refuses what does not fit the clients
         timing.attendance(network, problem.clients, Streams(0))  # likewise
     if method.needs_outer:
         _require_outer(problem)

@@ -18,6 +18,8 @@ from asyncfed.problems import problem_from_recipe
 from asyncfed.registry import from_data, to_data
 from asyncfed.scenario import Scenario
 
+_OF_NODES = ("compute", "uplink", "downlink", "device", "pos")  # what of a node's attributes is kept
+
 
 def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
     """Plain data (what JSON can hold) that says all of a scenario."""
@@ -81,7 +83,20 @@ def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
         "from": [a for a, _, _ in edges],
         "to": [b for _, b, _ in edges],
         "marks": {name: [to_data(marks.get(name)) for _, _, marks in edges] for name in names},
-    }
+    } | _of_nodes(graph)
+
+
+def _of_nodes(graph: nx.Graph) -> dict[str, Any]:
+    """What nodes say of themselves, where any does."""
+    marks = [marks for _, marks in graph.nodes(data=True)]
+    kept = [name for name in _OF_NODES if any(name in own for own in marks)]
+    if not kept:
+        return {}
+    return {"of_nodes": {name: [_node_data(own.get(name)) for own in marks] for name in kept}}
+
+
+def _node_data(value: Any) -> Any:
+    return to_data(value.tolist() if isinstance(value, np.ndarray) else value)
 
 
 def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
@@ -89,6 +104,12 @@ def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
     nodes = list(range(data["nodes"])) if isinstance(data["nodes"], int) else data["nodes"]
     graph.graph.update(data["about"])
     graph.add_nodes_from(nodes)
+    for name, column in data.get("of_nodes", {}).items():
+        for node, value in zip(nodes, column, strict=True):
+            if value is not None:
+                graph.nodes[node][name] = (
+                    tuple(value) if isinstance(value, list) else from_data(value, "a topology")
+                )
     columns = data["marks"]
     for place, (a, b) in enumerate(zip(data["from"], data["to"], strict=True)):
         marks = {

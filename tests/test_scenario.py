@@ -51,7 +51,16 @@ from asyncfed.protocols import (
 from asyncfed.scenario import check
 from asyncfed.scenario_data import scenario_from_data, scenario_to_data
 from tests.helpers import files_of
-from topologies import fully_connected, ring, star, stochastic_directed, with_links
+from topologies import (
+    Device,
+    fully_connected,
+    random_geometric,
+    ring,
+    star,
+    stochastic_directed,
+    with_devices,
+    with_links,
+)
 
 SCENARIOS = [
     Scenario(
@@ -102,6 +111,20 @@ SCENARIOS = [
         topology=star(4),
         protocol=FedAvg(4, LocalSteps(0.05, epochs=1), Server((2, 0), quorum=0.5, deadline=9.0)),
         timing=VirtualTime(),
+    ),
+    Scenario(
+        problem=quadratic(clients=4),
+        topology=with_devices(star(4), {"phone": Device(4, uplink=1e5), "desktop": Device(downlink=1e6)}),
+        protocol=FedAvg(4, LocalSteps(0.05)),
+        timing=VirtualTime(per="sample"),
+        name="devices",
+    ),
+    Scenario(
+        problem=quadratic(clients=4),
+        topology=random_geometric(4, 0.9, seed=1, latency=(0.1, 1.0)),
+        protocol=SGP(steps=3, lr=0.1),
+        timing=VirtualTime(),
+        name="places",
     ),
 ]
 

@@ -3,7 +3,8 @@
 An edge is (sender, receiver). In an undirected graph both directions of an edge exist or fail together at
 each step; in a directed graph every direction is drawn on its own. Every edge carries `probability` in (0, 1]
 and may carry `latency`, `bandwidth` and `loss`, and what changes with time: `schedule` and `bursts` (see
-asyncfed.network). Clients are the nodes 0..n-1 in order, self-loops are
+asyncfed.network); a node may carry `compute`, `uplink`, `downlink`, `device` and `pos`. Clients are the nodes
+0..n-1 in order, self-loops are
 implicit and never in the graph, `graph.graph["name"]` is for people and `graph.graph["server"]` is the
 server's node where there is one. A generator called with plain arguments also notes them in
 `graph.graph["recipe"]`, from which `from_recipe` makes the same graph again.
@@ -11,13 +12,16 @@ server's node where there is one. A generator called with plain arguments also n
 
 from topologies._recipes import from_recipe
 from topologies.contact_traces import contacts
+from topologies.devices import Device, with_devices
 from topologies.files import load, save
 from topologies.fixed import edgeless, fully_connected, grid, ring, torus
-from topologies.links import with_links
-from topologies.random_graphs import erdos_renyi, random_graph, small_world
+from topologies.links import by_distance, with_links
+from topologies.random_graphs import erdos_renyi, random_geometric, random_graph, small_world
 from topologies.stochastic import star, stochastic_directed, stochastic_undirected
 
 __all__ = [
+    "Device",
+    "by_distance",
     "contacts",
     "edgeless",
     "erdos_renyi",
@@ -25,6 +29,7 @@ __all__ = [
     "fully_connected",
     "grid",
     "load",
+    "random_geometric",
     "random_graph",
     "ring",
     "save",
@@ -33,5 +38,6 @@ __all__ = [
     "stochastic_directed",
     "stochastic_undirected",
     "torus",
+    "with_devices",
     "with_links",
 ]

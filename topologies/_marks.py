@@ -34,6 +34,11 @@ _ALLOWED: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 OVER_TIME: dict[str, Callable[[Any, str], object]] = {"schedule": as_schedule, "bursts": as_bursts}
 MARKS = (*_ALLOWED, *OVER_TIME)
+_OF_NODES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "compute": (lambda x: 0 < x < math.inf, "be finite and above 0: how many times slower the node is"),
+    "uplink": (lambda x: 0 < x < math.inf, "be finite and above 0; leave it out where it has no limit"),
+    "downlink": (lambda x: 0 < x < math.inf, "be finite and above 0; leave it out where it has no limit"),
+}
 
 
 def plain(value: object) -> object:
@@ -61,7 +66,7 @@ def real_number(name: str, value: object, low: float, high: float, allowed: str)
 
 def checked_mark(mark: str, value: object, where: str = "") -> float:
     """The value as a float, or an error that names the mark, the place and what is allowed."""
-    holds, allowed = _ALLOWED[mark]
+    holds, allowed = (_ALLOWED | _OF_NODES)[mark]
     if isinstance(value, bool) or not isinstance(value, Real) or not holds(float(value)):
         raise TopologyError(f"{mark}{where and f' of {where}'} is {plain(value)!r}; it must {allowed}")
     return float(value)
@@ -86,6 +91,21 @@ def check_marks(graph: nx.Graph) -> None:
         for mark in MARKS:
             if mark in data:
                 checked(mark, data[mark], edge_name((i, j), graph.is_directed()))
+    for node, data in graph.nodes(data=True):
+        for mark in _OF_NODES:
+            if mark in data:
+                checked_mark(mark, data[mark], f"node {node}")
+        if "pos" in data:
+            checked_place(node, data["pos"])
+
+
+def checked_place(node: object, pos: object) -> tuple[float, ...]:
+    """Where a node is, as a tuple of floats."""
+    numbers = [plain(x) for x in pos] if isinstance(pos, (tuple, list, np.ndarray)) else []
+    place = tuple(float(x) for x in numbers if isinstance(x, (int, float)) and not isinstance(x, bool))
+    if numbers and len(place) == len(numbers) and all(map(math.isfinite, place)):
+        return place
+    raise TopologyError(f"pos of node {node} is {pos!r}; it must be coordinates, such as (0.25, 0.75)")
 
 
 def canonical(graph: nx.Graph, directed: bool | None = None) -> nx.Graph:
@@ -128,6 +148,9 @@ def canonical(graph: nx.Graph, directed: bool | None = None) -> nx.Graph:
             )
         copy.graph["server"] = number[copy.graph["server"]]
     copy.add_nodes_from((number[label], dict(graph.nodes[label])) for label in labels)
+    for node, data in copy.nodes(data=True):
+        if "pos" in data:
+            data["pos"] = checked_place(node, data["pos"])
     copy.add_edges_from(edges)
     return copy
 

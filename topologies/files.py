@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import networkx as nx
 
 from asyncfed.errors import TopologyError
-from topologies._marks import check_marks
+from topologies._marks import check_marks, checked_place
 
 _JSON_FORMAT = "asyncfed topology 1"
 _UNREADABLE = (
@@ -132,6 +132,9 @@ def _read_json(path: Path) -> nx.Graph:
     graph = nx.DiGraph() if content["directed"] else nx.Graph()
     graph.graph.update(content["graph"])
     graph.add_nodes_from(enumerate(content["nodes"]))
+    for _, marks in graph.nodes(data=True):
+        if "pos" in marks:
+            marks["pos"] = tuple(marks["pos"])
     for i, j, data in content["edges"]:
         if type(i) is not int or type(j) is not int or not {i, j} <= graph.nodes or graph.has_edge(i, j):
             raise ValueError(f"the edge [{i!r}, {j!r}] is given twice or leads to no node")
@@ -140,6 +143,9 @@ def _read_json(path: Path) -> nx.Graph:
 
 
 def _write_graphml(graph: nx.Graph, stream: BinaryIO) -> None:
+    for node, data in graph.nodes(data=True):  # GraphML knows no lists
+        if "pos" in data:
+            data["pos"] = " ".join(map(repr, checked_place(node, data["pos"])))
     nx.write_graphml_xml(graph, stream)
 
 
@@ -147,6 +153,9 @@ def _read_graphml(path: Path) -> nx.Graph:
     graph = nx.read_graphml(path, node_type=int)
     for leftover in ("node_default", "edge_default"):  # networkx's own bookkeeping
         graph.graph.pop(leftover, None)
+    for _, data in graph.nodes(data=True):
+        if "pos" in data:
+            data["pos"] = tuple(map(float, str(data["pos"]).split()))
     return graph
 
 

@@ -2,22 +2,71 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import networkx as nx
 
+from asyncfed.errors import TopologyError
 from asyncfed.network.over_time import Bursts, LinkTimes, VaryingProbability
 from asyncfed.network.uptimes import Intervals
-from topologies._marks import OVER_TIME, EdgeFunction, canonical, check_marks, checked, edge_name
+from topologies._marks import (
+    OVER_TIME,
+    EdgeFunction,
+    canonical,
+    check_marks,
+    checked,
+    checked_mark,
+    edge_name,
+)
 
 Rule: TypeAlias = Callable[[int, int], Any]
+
+
+@dataclass(frozen=True)
+class ByDistance:
+    """`base` + `per_unit` · distance of the two ends."""
+
+    base: float
+    per_unit: float
+
+    def on(self, graph: nx.Graph) -> EdgeFunction:
+        places = dict(graph.nodes(data="pos"))
+        for node, place in places.items():
+            if place is None:
+                raise TopologyError(
+                    f"node {node} has no place; set `pos` on every node, for instance with "
+                    "nx.set_node_attributes(graph, nx.spring_layout(graph, seed=1), 'pos')"
+                )
+            if len(place) != len(places[0]):
+                raise TopologyError(
+                    f"node {node} has {len(place)} coordinates and node 0 has {len(places[0])}; give all "
+                    "equally many"
+                )
+        return lambda i, j: self.base + self.per_unit * math.dist(places[i], places[j])
+
+
+def by_distance(base: float, per_unit: float) -> ByDistance:
+    """A latency that grows with distance, for `with_links` on a graph whose nodes carry `pos`.
+
+    Parameters
+    ----------
+    base : float
+        What every message needs, at least 0.
+    per_unit : float
+        What a unit of distance adds, at least 0.
+    """
+    return ByDistance(
+        checked_mark("latency", base, "no distance"), checked_mark("latency", per_unit, "a unit")
+    )
 
 
 def with_links(
     graph: nx.Graph,
     probability: float | VaryingProbability | Rule | None = None,
-    latency: float | EdgeFunction | None = None,
+    latency: float | EdgeFunction | ByDistance | None = None,
     bandwidth: float | EdgeFunction | None = None,
     loss: float | EdgeFunction | None = None,
     schedule: Intervals | LinkTimes | Rule | None = None,
@@ -33,7 +82,7 @@ def with_links(
         Any network, a user's own included.
     probability : number, VaryingProbability or function, optional
         Probability in (0, 1] that the link exists at a step. What is None stays as it is in the graph.
-    latency : number or function, optional
+    latency : number, function or by_distance(base, per_unit), optional
         Virtual time a message needs, at least 0.
     bandwidth : number or function, optional
         Bytes per unit of virtual time, above 0.
@@ -50,6 +99,8 @@ def with_links(
     a schedule or bursts of None leave an edge as it is. What changes with time stands on the edge as text.
     """
     network = canonical(graph)
+    if isinstance(latency, ByDistance):
+        latency = latency.on(network)
     rules: dict[str, Any] = {
         "probability": probability, "latency": latency, "bandwidth": bandwidth, "loss": loss,
         "schedule": schedule, "bursts": bursts,

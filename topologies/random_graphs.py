@@ -9,8 +9,17 @@ import networkx as nx
 
 from asyncfed.errors import TopologyError
 from asyncfed.rng import Streams
-from topologies._marks import certain, count_of_clients, real_number, seeded, whole_number
+from topologies._marks import (
+    Probability,
+    certain,
+    count_of_clients,
+    probabilities,
+    real_number,
+    seeded,
+    whole_number,
+)
 from topologies._recipes import generator
+from topologies.links import by_distance, with_links
 
 
 @generator
@@ -117,6 +126,64 @@ def small_world(n: int, neighbours: int, rewire: float, seed: int = 0, attempts:
             "was connected; take more neighbours, rewire less or allow more attempts"
         )
     return certain(graph, f"small world k={neighbours} rewire={rewire:g}, {count_of_clients(n)}")
+
+
+@generator
+def random_geometric(
+    n: int,
+    radius: float,
+    seed: int = 0,
+    latency: tuple[float, float] | None = None,
+    probability: Probability = 1.0,
+    attempts: int = 100,
+) -> nx.Graph:
+    """Clients strewn over the unit square, those within a radius linked; redrawn until it is connected [1]_.
+
+    Where each is stays with it as `pos`.
+
+    Parameters
+    ----------
+    n : int
+        Number of clients.
+    radius : float
+        How far a link reaches, above 0. Connected graphs become likely above sqrt(ln(n) / (π n)).
+    seed : int
+        Every attempt is a fresh draw from this seed.
+    latency : (base, per_unit), optional
+        Virtual time a message needs: base + per_unit · distance; see `by_distance`.
+    probability : number, range, function or mapping
+        How likely each link exists at a step.
+    attempts : int
+        How many draws to make before giving up with a TopologyError.
+
+    References
+    ----------
+    .. [1] M. Penrose, "Random geometric graphs", Oxford University Press, 2003.
+    """
+    n = whole_number("n", n, 1)
+    radius = real_number(
+        "radius", radius, math.ulp(0.0), math.sqrt(2), "lie in (0, √2], the longest way there is"
+    )
+    if latency is not None and not (isinstance(latency, (tuple, list)) and len(latency) == 2):
+        raise TopologyError(f"latency is {latency!r}; it must be (base, per_unit), or None for none")
+    streams = seeded(seed)
+    graph = _first_connected(lambda attempt: _strewn(n, radius, streams, attempt), attempts)
+    if graph is None:
+        raise TopologyError(
+            f"none of {attempts} random geometric graphs with n={n} and radius={radius:g} was connected; "
+            f"that is likely only above sqrt(ln(n) / (π n)) = {math.sqrt(math.log(n) / (math.pi * n)):.4g}: "
+            "raise the radius, or allow more attempts"
+        )
+    network = certain(graph, f"random geometric r={radius:g}, {count_of_clients(n)}")
+    drawn = probabilities(probability, list(network.edges), n, False, streams)
+    for (_, _, data), p in zip(network.edges(data=True), drawn, strict=True):
+        data["probability"] = p
+    return network if latency is None else with_links(network, latency=by_distance(*latency))
+
+
+def _strewn(n: int, radius: float, streams: Streams, attempt: int) -> nx.Graph:
+    places = streams.uniforms("topology places", attempt, 0, 2 * n).reshape(n, 2)
+    return nx.random_geometric_graph(n, radius, pos=dict(enumerate(map(tuple, places.tolist()))))
 
 
 def _first_connected(draw: Callable[[int], nx.Graph], attempts: int) -> nx.Graph | None:

@@ -44,9 +44,10 @@ class Knowledge:
 
 
 def exact_expectations(network: Network, shares: Shares, pace: FloatArray) -> Expectations:
-    """Of a declared network, with the steps that each client makes per unit of time (`timing.pace(n)`).
+    """Of a declared network, with the steps that each client makes per unit of time (`timing.pace`).
 
-    They hold while all clients are there and no link has a queue that grows; bursts do not change them.
+    They hold while all clients are there and no link (or uplink, or downlink) has a queue that grows; bursts
+    do not change them.
     """
     require_stationary(network)
     sent, kept = shares.expected()

@@ -5,6 +5,9 @@ Self-links always exist and are not edges. An undirected networkx graph means th
 are up or down together (one draw for the pair); a directed graph draws every direction for itself. What of a
 link changes with time is in `over_time`.
 
+A node may carry `compute` (how many times slower it is), `uplink` and `downlink` (bytes per unit of time,
+shared by all of its links; see `sharing`).
+
 Nodes are numbered in the order of the graph, the server (where there is one) last: so a client has the same
 number here, in the problem, in the metrics and in the trace.
 """
@@ -49,6 +52,9 @@ class Network:
     directed: bool
     draw: IntArray
     first: IntArray  # edges first[i]:first[i + 1] leave client i
+    compute: FloatArray  # of each node: how many times slower it is
+    uplink: FloatArray  # of each node: bytes per unit of time over all of its links, infinite where it may
+    downlink: FloatArray
     server: int | None = None
     over_time: LinksOverTime | None = None
 
@@ -69,6 +75,14 @@ class Network:
     def stationary(self) -> bool:
         """Whether each link is up with the same probability at any time, if not independently."""
         return self.over_time is None or self.over_time.stationary
+
+    @cached_property
+    def shares_uplinks(self) -> bool:
+        return bool(np.isfinite(self.uplink).any())
+
+    @cached_property
+    def shares_downlinks(self) -> bool:
+        return bool(np.isfinite(self.downlink).any())
 
     @cached_property
     def reverse(self) -> IntArray:
@@ -122,8 +136,9 @@ class Network:
 
     @cached_property
     def prompt(self) -> bool:
-        """Whether every message takes the same time on its link, whatever else is on it."""
-        return bool(np.isinf(self.bandwidth).all()) and all(isinstance(d, Constant) for d in self.latency)
+        """Whether every message takes the same time on its link, whatever else its sender has sent."""
+        nothing_waits = bool(np.isinf(self.bandwidth).all()) and not self.shares_uplinks
+        return nothing_waits and all(isinstance(d, Constant) for d in self.latency)
 
     def latencies_of(self, streams: Streams, edges: IntArray, steps: IntArray) -> FloatArray:
         """How long messages are on the way, once they have left."""
@@ -158,6 +173,9 @@ class Network:
             True,
             nothing,
             first,
+            self.compute,
+            self.uplink,
+            self.downlink,
             self.server,
         )
 
@@ -221,9 +239,17 @@ def compile_network(
     )  # fmt: skip
     first = np.searchsorted(senders, np.arange(n + 1)).astype(np.int64)
     keeps_order = np.array([_flag(marks, labels, i, j, ordered) for i, j, marks in rows], dtype=np.bool_)
+    compute = _of_nodes(
+        graph, labels, "compute", 1.0, "it must be finite and above 0: how many times slower the node is"
+    )
+    uplink, downlink = (
+        _of_nodes(graph, labels, name, np.inf, "it must be above 0 bytes per unit of time")
+        for name in ("uplink", "downlink")
+    )
     return Network(
         n, labels, senders, receivers, probability, losses, bandwidths, tuple(kinds), latency_of, keeps_order,
-        directed, draw, first, None if server is None else index[server], over_time,
+        directed, draw, first, compute, uplink, downlink, None if server is None else index[server],
+        over_time,
     )  # fmt: skip
 
 
@@ -251,6 +277,20 @@ def _reachable(n: int, senders: IntArray, receivers: IntArray) -> BoolArray:
     reached = np.zeros(n, dtype=np.bool_)
     reached[breadth_first_order(links, 0, return_predecessors=False)] = True
     return reached
+
+
+def _of_nodes(
+    graph: nx.Graph, labels: tuple[Hashable, ...], name: str, default: float, rule: str
+) -> FloatArray:
+    """A mark of every node: a number above 0, and finite where it must have an end."""
+    values = np.empty(len(labels))
+    for i, label in enumerate(labels):
+        value = graph.nodes[label].get(name, default)
+        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+        if not number or not value > 0 or (np.isfinite(default) and not np.isfinite(value)):
+            raise TopologyError(f"{name} of node {label} is {value!r}; {rule}")
+        values[i] = value
+    return values
 
 
 def _flag(

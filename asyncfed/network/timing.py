@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -39,9 +39,9 @@ _OPENED: WeakKeyDictionary[Streams, dict[int, Attendance]] = WeakKeyDictionary()
 class Lockstep:
     """The papers' model. A step is the unit of time.
 
-    A topology's latencies and bandwidths play no part, its losses do. `loss` is for edges that
-    carry none of their own. `presence` says when clients are there, if they are not always; it is looked at
-    at whole steps. `running_sums` are those of `VirtualTime`.
+    A topology's latencies and bandwidths, and how fast its nodes are, play no part; its losses do. `loss` is
+    for edges that carry none of their own. `presence` says when clients are there, if they are not always; it
+    is looked at at whole steps. `running_sums` are those of `VirtualTime`.
     """
 
     loss: float = 0.0
@@ -56,12 +56,12 @@ class Lockstep:
     def network(self, graph: nx.Graph) -> Network:
         return compile_network(graph, loss=self.loss, whole_steps=True)
 
-    def snapshot_interval(self, steps: int) -> float:
+    def snapshot_interval(self, steps: int, network: Network, samples: FloatArray | None = None) -> float:
         return max(1, round(steps / 20))
 
-    def pace(self, n: int) -> FloatArray:
-        """Steps per unit of time of each client."""
-        return np.ones(n)
+    def pace(self, network: Network, clients: int, samples: FloatArray | None = None) -> FloatArray:
+        """Steps per unit of time of each of the clients, whose steps go over so many samples each."""
+        return np.ones(clients)
 
     def among_peers(
         self,
@@ -110,8 +110,12 @@ class VirtualTime:
         How long a step takes: a number, a distribution (`Exponential(1.0)` or the text "exponential(1.0)"),
         or a `Table`.
     factors
-        How many times slower some clients are: a mapping from client to factor, or one factor per client.
-        (A server is no client and takes no time.)
+        How many times slower some clients are: a mapping from client to factor, or one factor per client,
+        beside what a topology's nodes say of themselves (`compute`). (A server is no client and takes no
+        time.)
+    per
+        What the compute time is of: a "step", or a "sample": then a step takes as many times longer as it has
+        samples in its minibatch, and a client's work for a server as it goes over samples.
     latency, bandwidth, loss
         For edges that carry none of their own; bandwidth in bytes per unit of time.
     ordered
@@ -138,6 +142,7 @@ class VirtualTime:
     loss: float = 0.0
     horizon: float | None = None
     ordered: bool = True
+    per: Literal["step", "sample"] = "step"
     presence: Presence | None = None
     running_sums: bool | None = None
     barrier: bool = True
@@ -147,6 +152,8 @@ class VirtualTime:
         _check_running_sums(self.running_sums)
         if not isinstance(self.barrier, bool):
             raise ScenarioError(f"barrier is {self.barrier!r}; it must be True or False")
+        if self.per not in ("step", "sample"):
+            raise ScenarioError(f"per is {self.per!r}; it must be 'step' or 'sample'")
         compute = self.compute if isinstance(self.compute, Table) else as_distribution(self.compute)
         if compute.mean <= 0:
             raise ScenarioError(
@@ -187,28 +194,30 @@ class VirtualTime:
             graph, latency=self.latency, bandwidth=self.bandwidth, loss=self.loss, ordered=self.ordered
         )
         if network.server is None:  # with a server it depends on the method whether that is a client too
-            self.pace(network.n)  # refuses what does not fit the clients
+            self.pace(network, network.n)  # refuses what does not fit the clients
         return network
 
-    def snapshot_interval(self, steps: int) -> float:
+    def snapshot_interval(self, steps: int, network: Network, samples: FloatArray | None = None) -> float:
         assert not isinstance(self.compute, (str, float, int))
         if self.horizon is not None:
             return self.horizon / 20
-        slowest = max((factor for _, factor in _pairs(self.factors)), default=1.0)
+        factors = self._factor_array(network, network.n, samples)
+        usual, slowest = float(np.median(factors)), float(factors.max())
         # With stragglers most clients finish early in the run: look twice as often.
-        return steps * self.compute.mean / 20 if slowest <= 1 else steps * self.compute.mean * slowest / 40
+        return steps * self.compute.mean * (usual / 20 if slowest <= usual else slowest / 40)
 
-    def pace(self, n: int) -> FloatArray:
-        """Mean steps per unit of time of each client."""
+    def pace(self, network: Network, clients: int, samples: FloatArray | None = None) -> FloatArray:
+        """Mean steps per unit of time of each of the clients."""
         assert not isinstance(self.compute, (str, float, int))
+        factors = self._factor_array(network, clients, samples)
         if not isinstance(self.compute, Table):
-            return 1.0 / (self.compute.mean * self._factor_array(n))
-        if len(self.compute.rows) != n:
+            return 1.0 / (self.compute.mean * factors)
+        if len(self.compute.rows) != clients:
             raise ScenarioError(
-                f"the compute-time table has {len(self.compute.rows)} rows, but there are {n} "
+                f"the compute-time table has {len(self.compute.rows)} rows, but there are {clients} "
                 "clients; give one row each"
             )
-        return 1.0 / (np.array([np.mean(row) for row in self.compute.rows]) * self._factor_array(n))
+        return 1.0 / (np.array([np.mean(row) for row in self.compute.rows]) * factors)
 
     def among_peers(
         self,
@@ -221,9 +230,10 @@ class VirtualTime:
         tally: Tally | None = None,
     ) -> Schedule:
         assert not isinstance(self.compute, (str, float, int))
+        factors = self._factor_array(network, network.n, talk.samples)
         return PacedSchedule(
             Wire(network, streams, recorder, instant=False), mixing, streams, talk, snapshot_every,
-            compute=self.compute, factors=self._factor_array(network.n), horizon=self.horizon,
+            compute=self.compute, factors=factors, horizon=self.horizon,
             attendance=self.attendance(network, network.n, streams), tally=tally,
         )  # fmt: skip
 
@@ -231,15 +241,21 @@ class VirtualTime:
         self, network: Network, streams: Streams, recorder: Recorder, server: AnyServer
     ) -> ServerSchedule:
         assert not isinstance(self.compute, (str, float, int))
+        if network.compute[-1] != 1:
+            raise ScenarioError(
+                f"compute of node {network.labels[-1]} is {network.compute[-1]:g}, but that is the server, "
+                "which takes no time; leave it out"
+            )
         wire = Wire(network, streams, recorder, instant=False)
-        factors = self._factor_array(network.n - 1)
+        factors = self._factor_array(network, network.n - 1)
         attendance = self.attendance(network, network.n - 1, streams)
         return _serving(wire, streams, server, self.compute, factors, attendance)
 
     def attendance(self, network: Network, clients: int, streams: Streams) -> Attendance | None:
         return _attendance(self.presence, network, clients, streams)
 
-    def _factor_array(self, n: int) -> FloatArray:
+    def _factor_array(self, network: Network, n: int, samples: FloatArray | None = None) -> FloatArray:
+        """How many times longer than the compute time a step of each client takes."""
         if not isinstance(self.factors, Mapping) and len(self.factors) != n:
             raise ScenarioError(
                 f"{len(self.factors)} compute-time factors are given for {n} clients; "
@@ -252,6 +268,9 @@ class VirtualTime:
                     f"a compute-time factor is given for client {client}, but clients are 0 to {n - 1}"
                 )
             array[client] = factor
+        array *= network.compute[:n]
+        if self.per == "sample" and samples is not None:
+            array *= samples
         return array
 
 

@@ -187,6 +187,7 @@ class Conversation:
     part: int = 0
     conserves: bool = False  # whether its sums are wrong where something is lost for good
     recovers: bool = False  # whether what is lost on a link comes with the next message that gets through
+    samples: FloatArray | None = None  # that a step of each client goes over, where that is asked for
 
 
 class Schedule(Protocol):

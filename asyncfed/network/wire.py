@@ -3,13 +3,16 @@
 One file for all schedules, and the only writer of message rows in the trace. A message handed to a link
 
     is not sent     where the link is down (drawn per send; the sender knows) or the other end has left
+    leaves          its sender's uplink, where that has a rate, behind the others that were handed to it
     waits           until the message before it has left: a link carries one at a time
     takes           bytes / bandwidth to be put on the wire, and then the link's latency
     is lost         by the link's loss probability (nobody knows)
     keeps its order behind the messages sent before it on the same link, as on a TCP connection, unless the
                     link is declared `ordered=False`: then it may overtake
+    is taken in     by its receiver's downlink, where that has a rate, in the order in which messages reach it
+                    (`sharing`): only the schedule knows that order, and so when a message arrives in the end
 
-In lockstep a message arrives as soon as it is sent, whatever latency and bandwidth the link declares. All
+In lockstep a message arrives as soon as it is sent, whatever is declared of links and nodes. All
 draws are addressed by (the sender's step or the server's attempt, edge).
 """
 
@@ -21,13 +24,16 @@ from typing import Any
 import numpy as np
 
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
+from asyncfed.network.sharing import downlink_arrives, uplink_leaves
 from asyncfed.network.waves import Recorder, Status
 from asyncfed.rng import Streams
 
 
 @dataclass(frozen=True, eq=False)
 class Fates:
-    """Of messages handed to some edges, in their order; `arrives` means something only where it `goes`."""
+    """Of messages handed to some edges, in their order; `arrives` means something only where it `goes`. It is
+    when they reach the receiver: its downlink comes after that.
+    """
 
     up: BoolArray
     goes: BoolArray  # neither stopped by a link that is down nor lost
@@ -49,6 +55,8 @@ class Wire:
         self.network, self._streams, self._recorder, self._instant = network, streams, recorder, instant
         self._busy = np.full(network.edges, -np.inf)  # until when each link is
         self._newest = np.full(network.edges, -np.inf)  # when the last message on each arrives
+        self._leaving = np.full(network.n, -np.inf)  # until when each node's uplink is busy
+        self._taking = np.full(network.n, -np.inf)  # until when each node's downlink is
         self._attempt = -1
         self._links_up = self._arriving = np.zeros(0, dtype=np.bool_)
         self._all_ordered, self._any_ordered = bool(network.ordered.all()), bool(network.ordered.any())
@@ -67,8 +75,8 @@ class Wire:
     def send_many(
         self, edges: IntArray, steps: IntArray, up: BoolArray, at: FloatArray, size: int, turn: IntArray
     ) -> Fates:
-        """A message on each edge that is `up`, handed over at times `at`. An edge may be named repeatedly:
-        `turn` counts how often it was before.
+        """A message on each edge that is `up`, handed over at times `at`. A sender may send repeatedly:
+        `turn` counts how often it has before, in the order of time.
         """
         network = self.network
         goes = up if network.lossless else up & ~network.lost_of(self._streams, edges, steps)
@@ -99,13 +107,38 @@ class Wire:
         latency = self.network.latencies_of(self._streams, edges, np.full(len(edges), attempt))
         return Fates(up, goes, self._arrivals(edges, up, goes, at, size, latency))
 
-    def state(self, edges: IntArray) -> tuple[FloatArray, FloatArray]:
-        """What these links remember of the messages before, for `restore`."""
-        return self._busy[edges], self._newest[edges]
+    @property
+    def shares_downlinks(self) -> bool:
+        """Whether messages have to be taken in."""
+        return self.network.shares_downlinks and not self._instant
 
-    def restore(self, edges: IntArray, state: tuple[FloatArray, FloatArray]) -> None:
+    def take_in(
+        self, edges: IntArray, fates: Fates, size: IntArray | int, *, foreseen: bool = False
+    ) -> Fates:
+        """The same messages when their receivers' downlinks have taken them in; to each receiver they must
+        come in the order in which they are to be taken, over the calls too. What is only `foreseen` is
+        forgotten.
+        """
+        network = self.network
+        if not self.shares_downlinks:
+            return fates
+        goes = np.flatnonzero(fates.goes)
+        here, arrives = edges[goes], fates.arrives.copy()
+        arrives[goes], busy = downlink_arrives(
+            fates.arrives[goes], network.senders[here], network.receivers[here],
+            np.broadcast_to(size, edges.shape)[goes], network.downlink, self._taking,
+        )  # fmt: skip
+        if not foreseen:
+            self._taking = busy
+        return Fates(fates.up, fates.goes, arrives)
+
+    def state(self, edges: IntArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """What these links and their senders' uplinks remember of the messages before, for `restore`."""
+        return self._busy[edges], self._newest[edges], self._leaving[self.network.senders[edges]]
+
+    def restore(self, edges: IntArray, state: tuple[FloatArray, FloatArray, FloatArray]) -> None:
         """Take back what was sent on these links since: it was planned, and may not happen."""
-        self._busy[edges], self._newest[edges] = state
+        self._busy[edges], self._newest[edges], self._leaving[self.network.senders[edges]] = state
 
     def _arrivals(
         self,
@@ -117,6 +150,8 @@ class Wire:
         latency: FloatArray,
     ) -> FloatArray:
         network = self.network
+        if network.shares_uplinks:
+            at = self._out_of_uplinks(edges, up, at, size)
         leaves: FloatArray = np.maximum(at, self._busy[edges]) + size / network.bandwidth[edges]
         self._busy[edges] = np.where(up, leaves, self._busy[edges])
         arrives: FloatArray = leaves + latency
@@ -126,6 +161,16 @@ class Wire:
             arrives = behind if self._all_ordered else np.where(network.ordered[edges], behind, arrives)
             self._newest[edges] = np.where(goes, np.maximum(arrives, newest), newest)
         return arrives
+
+    def _out_of_uplinks(
+        self, edges: IntArray, up: BoolArray, at: FloatArray, size: IntArray | int
+    ) -> FloatArray:
+        network, sent, leaves = self.network, np.flatnonzero(up), at.copy()
+        leaves[sent], self._leaving = uplink_leaves(
+            at[sent], network.senders[edges[sent]], network.receivers[edges[sent]],
+            np.broadcast_to(size, up.shape)[sent], network.uplink, self._leaving,
+        )  # fmt: skip
+        return leaves
 
     # --- the trace -----------------------------------------------------------------------------------
 

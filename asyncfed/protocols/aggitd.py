@@ -40,6 +40,7 @@ from asyncfed.protocols.rounds import (
     WithServer,
     check_server_protocol,
     draw_whole,
+    taken,
 )
 from asyncfed.registry import register
 from asyncfed.rng import Streams
@@ -152,6 +153,11 @@ class Gather(Round):
 
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return super().work(sizes, clients) if self.steps is None else self.steps.work(sizes, clients)
+
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        inner, outer = (taken(self.batch, sizes[level]) for level in ("inner", "outer"))
+        averaged = inner * (self.gradient + self.moves) + outer * self.begins
+        return averaged if self.steps is None else averaged + self.steps.samples(sizes, clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         x, y = board["x"], board["y"]

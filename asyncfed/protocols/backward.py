@@ -40,6 +40,7 @@ from asyncfed.network.expectations import (
     require_stationary,
     warn_of_dependence,
 )
+from asyncfed.network.links import FloatArray
 from asyncfed.network.timing import Lockstep
 from asyncfed.network.weights import Mixing, Shares
 from asyncfed.problems.derivatives import Derivatives
@@ -195,13 +196,13 @@ class Pushed:
                 "client in the wrong kind of round is lost; use sampling='joint', which is unbiased too"
             )
 
-    def shares(self, scene: Scene, learned: Expectations | None) -> Shares:
-        """p̄_ij / δ̄_{j→i} on the link j→i, from the declared network or from what each client has seen."""
+    def shares(self, scene: Scene, learned: Expectations | None, pace: FloatArray) -> Shares:
+        """p̄_ij / δ̄_{j→i} on the link j→i, from the declared network (where clients make so many rounds per
+        unit of time) or from what each client has seen.
+        """
         network = scene.network
         if self.expectations == "exact":
-            learned = exact_expectations(
-                network, scene.weights.prepare(network), scene.timing.pace(network.n)
-            )
+            learned = exact_expectations(network, scene.weights.prepare(network), pace)
         if learned is None:
             raise ScenarioError(
                 "p̄ and δ̄ are to be estimated from rounds of SGP, but none come before; "
@@ -280,7 +281,9 @@ class Backward(Part):
     def mixing(self, scene: Scene, learned: Expectations | None) -> Mixing:
         if not self.sends:
             return super().mixing(scene, learned)
-        return ((self.method.sent, self.method.shares(scene, learned)),)
+        n = scene.network.n
+        pace = scene.timing.pace(scene.network, n, self.samples_per_step(scene.problem))
+        return ((self.method.sent, self.method.shares(scene, learned, pace)),)
 
     def start(self, at: At, carried: Tensors) -> Start:
         x, lam = carried["inner"], carried["outer"]

@@ -145,6 +145,9 @@ class ClusterSteps(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["inner"], clients).astype(float)
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.samples(sizes["inner"], clients)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         theta = board["y"]
         own, loss = self.steps.plain(at.inner(board["x"]), theta, self.iteration)

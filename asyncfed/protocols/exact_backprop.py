@@ -18,6 +18,7 @@ from asyncfed.network.expectations import (
     require_undirected,
     warn_of_dependence,
 )
+from asyncfed.network.links import FloatArray
 from asyncfed.network.timing import Lockstep
 from asyncfed.network.weights import Shares
 from asyncfed.protocols.hgp import HGP
@@ -47,5 +48,5 @@ class ExactBackprop(HGP):
                 "that same step, so it needs timing=Lockstep(); in virtual time use HGP or VRHGP"
             )
 
-    def shares(self, scene: Scene, learned: Expectations | None) -> Shares:
+    def shares(self, scene: Scene, learned: Expectations | None, pace: FloatArray) -> Shares:
         return TransposedShares(scene.network, scene.weights.prepare(scene.network))

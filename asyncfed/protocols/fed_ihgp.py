@@ -12,15 +12,16 @@ The mean of p_{N'} over N' is the truncated series (1/ℓ) Σ_{n<N} (I − H/ℓ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError
-from asyncfed.protocols.at import At
+from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.part import Inbox, Tensors, whole
-from asyncfed.protocols.rounds import Answer, Round, draw_whole
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, draw_whole, taken
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -81,6 +82,9 @@ class StartProduct(Round):
     reads = ("x", "y")
     answers = ("p",)
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return taken(self.batch, sizes["outer"])
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         return Answer({"p": outer_gradients_in_y(at, board["x"], board["y"], self.batch)})
 
@@ -102,6 +106,9 @@ class Product(Round):
     kind = "p"
     reads = ("x", "y", "p")
     answers = ("p",)
+
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return taken(self.batch, sizes["inner"])
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         return Answer({"p": moved(at, board["x"], board["y"], board["p"], self.scale, self.batch)})

@@ -19,7 +19,7 @@ from torch import Tensor
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, taken
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class InnerGradient(Round):
     kind = "q"
     reads = ("x", "y")
     answers = ("q",)
+
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return taken(self.batch, sizes["inner"])
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         q, loss = inner_gradients(at, board["x"], board["y"], self.batch)
@@ -69,6 +72,9 @@ class CorrectedInnerSteps(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["inner"], clients).astype(float)
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.samples(sizes["inner"], clients)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, loss = self.steps.corrected(at.inner(board["x"]), board["y"], board["q"], self.iteration)
         return Answer({"y": y}, {"loss": loss})
@@ -89,6 +95,9 @@ class PlainInnerSteps(Round):
 
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["inner"], clients).astype(float)
+
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.samples(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, loss = self.steps.plain(at.inner(board["x"]), board["y"], self.iteration)

@@ -20,7 +20,7 @@ from torch import Tensor
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, taken
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class Hypergradient(Round):
     kind = "h"
     reads = ("x", "y", "p")
     answers = ("h",)
+
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return taken(self.batch, sizes["outer"]) + taken(self.batch, sizes["inner"])
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         x, y = board["x"], board["y"]
@@ -56,6 +59,9 @@ class DirectGradient(Round):
     reads = ("x", "y")
     answers = ("h",)
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return taken(self.batch, sizes["outer"])
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         return Answer({"h": direct_gradients(at, board["x"], board["y"], self.batch)})
 
@@ -77,6 +83,9 @@ class CorrectedOuterSteps(Round):
 
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["outer"], clients).astype(float)
+
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.samples(sizes["outer"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         f = at.outer_loss(board["y"], board["x"])

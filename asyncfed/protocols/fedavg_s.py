@@ -25,6 +25,7 @@ from asyncfed.protocols.rounds import (
     Round,
     WithServer,
     check_server_protocol,
+    taken,
 )
 from asyncfed.registry import register
 from asyncfed.rng import Streams
@@ -74,6 +75,10 @@ class Simultaneous(Round):
 
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.inner.counts(sizes["inner"], clients).astype(float)
+
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        each = taken(self.inner.batch, sizes["inner"]) + taken(self.outer.batch, sizes["outer"])
+        return self.work(sizes, clients) * each
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         k = len(at.rows)

@@ -104,6 +104,9 @@ class Moves(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.work_on.work(sizes, clients)
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.work_on.samples(sizes, clients)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         made = self.work_on.local(at, board, memory)
         return Answer({"dy": made.values["y"].sub_(board["y"])}, made.report, made.memory)

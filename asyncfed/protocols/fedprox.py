@@ -116,6 +116,9 @@ class ProximalSteps(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["inner"], clients).astype(float)
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.samples(sizes["inner"], clients)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         theta = board["y"]
         y, loss = self.steps.plain(at.inner(board["x"]), theta, self.iteration, self.term(theta))

@@ -20,7 +20,7 @@ from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
-from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round
+from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, taken
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,21 @@ class LocalOuterSteps(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.counts(sizes["outer"], clients).astype(float)
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.work(sizes, clients) * samples_of_a_step(self.steps.batch, self.neumann, sizes)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y = board["y"].expand(len(at.rows), -1)
         x = local_outer_steps(at, board["x"], y, self.steps, self.neumann, self.iteration)
         return Answer({"x": x})
+
+
+def samples_of_a_step(
+    batch: int | None, neumann: Neumann | None, sizes: Mapping[Level, IntArray]
+) -> FloatArray:
+    """Of each client; the terms of a series count together."""
+    outer = taken(batch, sizes["outer"])
+    return outer if neumann is None else outer + taken(batch, sizes["inner"])
 
 
 def local_outer_steps(

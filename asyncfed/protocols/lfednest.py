@@ -19,7 +19,7 @@ from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.fed_inn import PlainInnerSteps, fed_inn
-from asyncfed.protocols.lfed_out import LocalOuterSteps, local_outer_steps
+from asyncfed.protocols.lfed_out import LocalOuterSteps, local_outer_steps, samples_of_a_step
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import (
@@ -119,6 +119,12 @@ class BothLocally(Round):
     def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         inner, outer = self.inner.counts(sizes["inner"], clients), self.outer.counts(sizes["outer"], clients)
         return (inner + outer).astype(float)
+
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        outer = self.outer.counts(sizes["outer"], clients) * samples_of_a_step(
+            self.outer.batch, self.neumann, sizes
+        )
+        return self.inner.samples(sizes["inner"], clients) + outer
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, loss = self.inner.plain(at.inner(board["x"]), board["y"], self.iteration)

@@ -27,6 +27,7 @@ from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
 from asyncfed.registry import register
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 Rows = slice | Tensor
 Term = Callable[[Tensor, Rows], Tensor]
 """What is added to each gradient at v (r, d), of the clients at those of the rows: (r, d)."""
@@ -95,6 +96,15 @@ class LocalSteps:
             return np.array(self.steps, dtype=np.int64)[clients]
         assert self.steps is None or isinstance(self.steps, int)
         return np.full(len(sizes), self.steps or 1, dtype=np.int64)
+
+    def samples(self, sizes: IntArray, clients: IntArray) -> FloatArray:
+        """Samples in the minibatches of all of these steps."""
+        counts = self.counts(sizes, clients)
+        if self.batch is None:
+            return (counts * sizes).astype(float)
+        epochs, steps = np.divmod(counts, self._per_epoch(sizes))
+        total: IntArray = epochs * sizes + steps * self.batch  # the last of an epoch may be short
+        return total.astype(float)
 
     def rates(self, counts: IntArray, iteration: int, like: Tensor) -> Tensor:
         """α_i of clients that make so many steps (k, 1)."""

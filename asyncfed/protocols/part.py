@@ -271,6 +271,11 @@ class Part(Act):
     def moves_by_weight(self) -> bool:
         return False
 
+    def samples_per_step(self, problem: Problem) -> npt.NDArray[np.float64]:
+        """Of each client: what its step takes as long as, where compute times are per sample."""
+        sizes = problem.data.train.sizes
+        return sizes.astype(float) if self.batch is None else np.full(len(sizes), float(self.batch))
+
     def check(self, scene: Scene) -> None:
         """Refuse a problem, network or timing that breaks an assumption."""
 

@@ -124,6 +124,15 @@ class Round(Act):
         """Local steps of clients with so many samples of either loss."""
         return np.ones(len(clients))
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        """Samples that they go over, where compute times are per sample: one counts as often as a step or a
+        mean uses it, whatever is computed on it.
+        """
+        raise ScenarioError(
+            f"compute times are per sample, and {type(self).__name__} does not say how many samples it goes "
+            "over; write its `samples` (see docs/write-a-method.md), or use VirtualTime(per='step')"
+        )
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         raise unwritten(self, "local")
 
@@ -281,6 +290,11 @@ class WithServer:
             fits = getattr(getattr(self, name, None), "fits", None)
             if fits is not None:
                 fits(scene.sizes.clients)
+
+
+def taken(batch: int | None, sizes: IntArray) -> FloatArray:
+    """Samples in a minibatch of each client; None for all it has."""
+    return (sizes if batch is None else np.minimum(batch, sizes)).astype(float)
 
 
 def draw_whole(streams: Streams, what: str, iteration: int, below: int) -> int:

@@ -146,6 +146,9 @@ class ControlledSteps(Round):
         """A gradient over all samples counts as a step, as it does everywhere."""
         return self.steps.counts(sizes["inner"], clients).astype(float) + (self.option == "I")
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        return self.steps.samples(sizes["inner"], clients) + (self.option == "I") * sizes["inner"]
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, c, c_i = board["y"], board["c"], memory["c_i"]
         correction = c - c_i

@@ -147,6 +147,11 @@ class SimultaneousSteps(Round):
         """A local step is one on each of three variables."""
         return 3 * self.method.inner.counts(sizes["inner"], clients).astype(float)
 
+    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
+        """The three directions use g three times and f twice."""
+        steps = self.method.inner
+        return 3 * steps.samples(sizes["inner"], clients) + 2 * steps.samples(sizes["outer"], clients)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         steps = self.method.inner
         counts = steps.counts(at.train.sizes[at.rows], at.clients)

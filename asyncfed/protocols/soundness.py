@@ -69,7 +69,7 @@ def _doubts(part: Part, scene: Scene) -> list[str]:
         )
     if not part.moves_by_weight or not isinstance(scene.timing, VirtualTime):
         return found
-    pace = scene.timing.pace(scene.sizes.clients)
+    pace = scene.timing.pace(scene.network, scene.sizes.clients, part.samples_per_step(scene.problem))
     slowest, uneven = int(pace.argmin()), float(pace.max() / pace.min())
     remedy = f"choose paces and latencies that differ less, a smaller learning rate, or {STEADIER}"
     if uneven >= UNEVEN:

@@ -27,9 +27,14 @@ def draw_network(result: Result, title: str, path: Path) -> Path | None:
     small = result.trace.node_count <= LARGEST_MATRIX
     figure = new_figure(title, 13 if small else 9, 4.4)
     *matrix, kept_word, traffic = figure.subplots(1, 3 if small else 2)
+    topology = result.scenario_data["topology"]
+    where = places(topology)
     for axes in matrix:
-        _draw_matrix(figure, axes, result)
-    _draw_promises(kept_word, edges, declared(result.scenario_data["topology"]))
+        if where is None:
+            _draw_matrix(figure, axes, result)
+        else:
+            _draw_map(figure, axes, edges, where)
+    _draw_promises(kept_word, edges, declared(topology))
     _draw_traffic(traffic, result.trace.nodes(), result.trace.server)
     return save(figure, path)
 
@@ -42,6 +47,24 @@ def _draw_matrix(figure: Figure, axes: Axes, result: Result) -> None:
     axes.grid(visible=False)
     axes.locator_params(integer=True)
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
+    bar.ax.tick_params(labelsize=8)
+
+
+def _draw_map(figure: Figure, axes: Axes, edges: pd.DataFrame, where: npt.NDArray[np.float64]) -> None:
+    """Nodes where they are, and links by their delivery rate (of both directions the worse on top)."""
+    from matplotlib.collections import LineCollection
+
+    shown = edges.sort_values("delivery_rate", ascending=False, kind="stable")
+    ends = where[shown[["sender", "receiver"]].to_numpy()]
+    lines = LineCollection(list(ends), array=shown["delivery_rate"].to_numpy(dtype=float), linewidths=0.8)
+    lines.set_clim(0, 1)
+    axes.add_collection(lines)
+    size = float(np.clip(600 / len(where), 3, 30))
+    axes.scatter(where[:, 0], where[:, 1], s=size, color=GREY, zorder=3, linewidths=0)
+    tidy(axes, "delivery rate of the links", "", "")
+    axes.set_aspect("equal")
+    axes.grid(visible=False)
+    bar = figure.colorbar(lines, ax=axes, fraction=0.046, pad=0.03)
     bar.ax.tick_params(labelsize=8)
 
 
@@ -111,13 +134,33 @@ def _draw_traffic(axes: Axes, nodes: pd.DataFrame, server: int | None) -> None:
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
 
 
+def places(topology: dict[str, Any]) -> npt.NDArray[np.float64] | None:
+    """(nodes, 2): where every node is on the plane, by the numbers of the trace; None where that is not
+    known.
+    """
+    pos = topology.get("of_nodes", {}).get("pos", [])
+    if not pos or any(place is None or len(place) != 2 for place in pos):
+        return None
+    labels, number = _numbers(topology)
+    where = np.empty((len(labels), 2))
+    where[[number[label] for label in labels]] = pos
+    return where
+
+
+def _numbers(topology: dict[str, Any]) -> tuple[list[Any], dict[Any, int]]:
+    """The nodes as the graph lists them, and the number of each in the trace: a server stands last."""
+    nodes, server = topology["nodes"], topology["about"].get("server")
+    labels = list(range(nodes)) if isinstance(nodes, int) else nodes
+    return labels, {
+        label: place for place, label in enumerate(sorted(labels, key=lambda label: label == server))
+    }
+
+
 def declared(topology: dict[str, Any]) -> dict[tuple[int, int], float]:
     """The probability of every direction by the numbers of the trace, from the scenario as the run directory
     holds it.
     """
-    nodes, server = topology["nodes"], topology["about"].get("server")
-    labels = list(range(nodes)) if isinstance(nodes, int) else nodes
-    number = {label: place for place, label in enumerate(sorted(labels, key=lambda label: label == server))}
+    labels, number = _numbers(topology)
     probability = topology["marks"].get("probability", [None] * len(topology["from"]))
     changing = [topology["marks"].get(mark, [None] * len(probability)) for mark in ("schedule", "bursts")]
     found: dict[tuple[int, int], float] = {}

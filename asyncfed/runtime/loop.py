@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asyncfed.network.expectations import Expectations, Tally
 from asyncfed.network.schedules.asked import Ask
-from asyncfed.network.timing import ServerSchedule
+from asyncfed.network.timing import ServerSchedule, VirtualTime
 from asyncfed.network.waves import Conversation, Recorder, Snapshot, Unrecorded, Wave
 from asyncfed.protocols.at import Level
 from asyncfed.protocols.part import Method, Part, Reports, Scene
@@ -101,6 +101,7 @@ def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
         talk = Conversation(
             part.name, part.kind, part.steps, _bytes(part, stage), first_step, now, part=number,
             conserves=part.conserves, recovers=part.conserves if recovers is None else recovers,
+            samples=part.samples_per_step(stage.scene.problem),
         )  # fmt: skip
         # Only the inner steps show p: where hypergradients travel, messages have other weights.
         wanted = part.sends and part.judged and any(later.estimates for later in parts[number + 1 :])
@@ -146,7 +147,7 @@ def _schedule(
     if np.ndim(talk.started_at):  # clients are at different parts at one time: judged when all are through
         every = _NEVER
     if every is None:
-        every = timing.snapshot_interval(max(1, part.steps))
+        every = timing.snapshot_interval(max(1, part.steps), scene.network, talk.samples)
     mixing = part.mixing(scene, learned)
     return iter(timing.among_peers(scene.network, mixing, stage.streams, talk, stage.recorder, every, tally))
 
@@ -249,6 +250,9 @@ class _Asking:
     def _ask(self, number: int, part: Round) -> Ask:
         clients = self._asked(part)
         itemsize = self._stage.itemsize
+        timing = self._stage.scene.timing
+        per_sample = isinstance(timing, VirtualTime) and timing.per == "sample"
+        work = part.samples if per_sample else part.work
         return Ask(
             part=number,
             phase=part.phase,
@@ -258,7 +262,7 @@ class _Asking:
             answers=part.answers,
             answer_bytes=sum(part.carries(self._sizes).values()) * itemsize,
             writes=part.writes,
-            work=part.work({level: self._of(of, clients) for level, of in self._samples.items()}, clients),
+            work=work({level: self._of(of, clients) for level, of in self._samples.items()}, clients),
             importance=self._importance[clients],
             series=part.series,
             remembers=bool(part.remembered(self._sizes)),

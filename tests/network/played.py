@@ -92,7 +92,8 @@ class Setting:
 
     def __repr__(self) -> str:
         values = {k: v for k, v in vars(self).items() if k != "graph"}
-        return f"Setting({type(self.graph).__name__} {list(self.graph.edges(data=True))}, {values})"
+        nodes, edges = list(self.graph.nodes(data=True)), list(self.graph.edges(data=True))
+        return f"Setting({type(self.graph).__name__} {nodes} {edges}, {values})"
 
 
 @dataclass
@@ -209,6 +210,16 @@ def graphs(draw: st.DrawFn, *, most: int = 6) -> nx.Graph:
     return graph
 
 
+def with_shared_links(graph: nx.Graph, seed: int) -> nx.Graph:
+    """A copy in which about half of the nodes have an uplink, and half a downlink."""
+    graph, pick = graph.copy(), np.random.default_rng(seed)
+    for node in graph:
+        for mark in ("uplink", "downlink"):
+            if pick.random() < 0.5:
+                graph.nodes[node][mark] = float(pick.choice([20.0, 64.0, 400.0]))
+    return graph
+
+
 @st.composite
 def virtual_times(draw: st.DrawFn, n: int, started_at: float) -> VirtualTime:
     tables = st.builds(
@@ -235,6 +246,8 @@ def virtual_times(draw: st.DrawFn, n: int, started_at: float) -> VirtualTime:
 @st.composite
 def settings_of(draw: st.DrawFn, *, timing: str = "both") -> Setting:
     graph = draw(graphs())
+    if draw(st.booleans()):
+        graph = with_shared_links(graph, draw(st.integers(0, 99)))
     started_at = draw(st.sampled_from([0.0, 3.5]))
     locksteps = st.builds(Lockstep, loss=st.sampled_from([0.0, 0.3]))
     virtual = virtual_times(len(graph), started_at)

@@ -76,7 +76,7 @@ class Recording:
             self.steps_.append(Step(**dict(zip(columns, values, strict=True)), phase=phase))
 
 
-_ORDER = {"done": 0, "request": 1, "answer": 2}
+_ORDER = {"done": 0, "request": 1, "reach": 2, "answer": 3}
 
 
 @dataclass(eq=False)
@@ -129,12 +129,14 @@ class SlowServer:
         pairs = list(zip(network.senders.tolist(), network.receivers.tolist(), strict=True))
         self.edge = {pair: e for e, pair in enumerate(pairs)}
         self.free: dict[int, float] = {}
+        self.leaving: dict[int, float] = {}  # until when each node's uplink, and its downlink, is busy
+        self.taking: dict[int, float] = {}
         self.last: dict[int, float] = {}
         clients = range(network.n - 1)
         self.at_work: dict[int, _Job | None] = dict.fromkeys(clients)
         self.queue: dict[int, list[_Job]] = {client: [] for client in clients}  # in the order of sending
         self.seen = dict.fromkeys(clients, -1)  # the newest attempt whose request has come
-        self.events: list[tuple[float, int, int, str, Any]] = []
+        self.events: list[tuple[float, int, int, int, str, Any]] = []
         self.order = itertools.count()
         self.arrived: dict[int, dict[int, _Letter]] = {}  # of open rounds, by client
         self.shelf: list[_Letter] = []  # came too late, and not used so far
@@ -161,6 +163,8 @@ class SlowServer:
     def transfer(self, e: int, at: float, size: int, attempt: int, gets_through: bool) -> float:
         if self.compute is None:
             return at
+        sender = int(self.network.senders[e])
+        at = self.shared(self.leaving, sender, at, size / float(self.network.uplink[sender]))
         self.free[e] = max(at, self.free.get(e, -math.inf)) + size / float(self.network.bandwidth[e])
         arrives = self.free[e] + self.latency(e, attempt)
         if self.network.ordered[e]:
@@ -168,6 +172,19 @@ class SlowServer:
         if gets_through:
             self.last[e] = arrives
         return arrives
+
+    def take_in(self, node: int, at: float, size: int) -> float:
+        """A message has reached a node."""
+        if self.compute is None:
+            return at
+        return self.shared(self.taking, node, at, size / float(self.network.downlink[node]))
+
+    def shared(self, busy: dict[int, float], node: int, at: float, takes: float) -> float:
+        limited = self.network.uplink if busy is self.leaving else self.network.downlink
+        if math.isinf(limited[node]):
+            return at
+        busy[node] = max(at, busy.get(node, -math.inf)) + takes
+        return busy[node]
 
     def duration(self, job: _Job) -> float:
         if self.compute is None:
@@ -185,10 +202,11 @@ class SlowServer:
     # --- events ---
 
     def push(self, time: float, what: str, value: Any) -> None:
-        heapq.heappush(self.events, (time, _ORDER[what], next(self.order), what, value))
+        tie = value.job.client if what == "reach" else 0
+        heapq.heappush(self.events, (time, _ORDER[what], tie, next(self.order), what, value))
 
     def happen(self) -> tuple[float, str, Any]:
-        time, _, _, what, value = heapq.heappop(self.events)
+        time, _, _, _, what, value = heapq.heappop(self.events)
         if what == "request":
             self.come(value)
             self.go_on(value.client, time)
@@ -196,6 +214,9 @@ class SlowServer:
             self.at_work[value.client] = None
             self.answer(value, time)
             self.go_on(value.client, time)
+        elif what == "reach":
+            value.arrives = self.take_in(self.hub, time, value.job.ask.answer_bytes)
+            self.push(value.arrives, "answer", value)
         elif value.job.round in self.closed:
             self.shelf.append(value)
         else:
@@ -238,7 +259,7 @@ class SlowServer:
         if not job.goes:
             return self.note(job, Status.LOST, time, None, None, None)
         importance = float(job.ask.importance[job.ask.clients.tolist().index(job.client)])
-        return self.push(arrives, "answer", _Letter(job, time, arrives, importance))
+        return self.push(arrives, "reach", _Letter(job, time, arrives, importance))
 
     def note(
         self,
@@ -292,6 +313,8 @@ class SlowServer:
             if self.is_up(e):
                 status = Status.LOST if self.is_lost(e) else Status.DELIVERED
                 arrives = self.transfer(e, self.now, size, self.attempt, status == Status.DELIVERED)
+                if status == Status.DELIVERED:
+                    arrives = self.take_in(client, arrives, size)
             delivered = status == Status.DELIVERED
             self.rows.append(
                 Message(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,42 @@ def test_where_all_who_are_missing_are_away_the_server_waits_until_one_is_back()
     sent = [(row.sent_at, row.receiver, row.status.name) for row in played.messages if row.sender == 2]
     assert sent == [(0.0, 0, "LOST"), (0.0, 1, "LOST"), (3.0, 0, "DELIVERED"), (3.0, 1, "LINK_DOWN")]
     assert played.closed_at == [8.0]
+
+
+def test_a_request_waits_for_the_servers_uplink_and_an_answer_that_never_comes_takes_no_downlink() -> None:
+    """Requests of 8 bytes leave at 0.5 and 1 and come 0.5 later; answers are sent at 2 and 1.75, reach the
+    server at 2.5 and 2.25, and each takes 1 to be taken in.
+    """
+    graph = star(2)
+    graph.nodes[graph.graph["server"]].update(uplink=16.0, downlink=8.0)
+    both = {(0, 0): (2.0, "DELIVERED"), (0, 1): (1.75, "DELIVERED")}
+    for there, expected, requests, closed in (
+        ([(0.0, 9.0)], both, "DELIVERED", 4.25),
+        ([(0.0, 1.625), (3.0, 9.0)], {(0, 0): (2.0, "DELIVERED")}, "DELIVERED", 3.5),
+        ([(0.0, 1.25), (3.0, 9.0)], {(0, 0): (2.0, "DELIVERED")}, "LOST", 3.5),
+    ):
+        presence = GivenPresence({1: there}, absence="crash")
+        timing = VirtualTime(compute=1.0, factors={1: 0.25}, latency=0.5, presence=presence)
+        played = play(Setting(graph, timing, Server(), (ask_of([0, 1]),), 0))
+        assert answers(played) == expected
+        assert [row.status.name for row in played.messages if row.receiver == 1] == [requests]
+        assert played.closed_at == [closed]
+
+
+@law
+@given(attended())
+def test_a_servers_downlink_takes_in_one_answer_at_a_time(case: tuple[Setting, Table]) -> None:
+    setting, _ = case
+    rate = setting.graph.nodes[setting.graph.graph["server"]].get("downlink", math.inf)
+    hub, timing = len(setting.graph) - 1, setting.timing
+    came = [
+        (row.arrived_at, row.bytes)
+        for row in play(setting).messages
+        if row.receiver == hub and row.arrived_at is not None
+    ]
+    if isinstance(timing, VirtualTime):
+        for (before, _), (after, size) in pairwise(sorted(came)):
+            assert after >= before + size / rate - 1e-9
 
 
 def schedule_of(timing: Any, clients: int = 3) -> Any:

@@ -90,13 +90,13 @@ def test_a_client_expects_what_the_links_let_through_per_step_of_its_own() -> No
     timing = VirtualTime("exponential(3)", factors={1: 4.0})
     network = timing.network(graph)
     shares = Uniform().prepare(network)
-    expected = exact_expectations(network, shares, timing.pace(3))
+    expected = exact_expectations(network, shares, timing.pace(network, 3))
     assert edges_of(network) == [(0, 1), (1, 0), (1, 2), (2, 1)]
     # Client 1 is four times slower: it gets four messages a step, and gives a quarter of one.
     assert expected.received == pytest.approx([0.4 * 4, 0.4 / 4, 1 / 4, 4], rel=1e-15)
     assert expected.sent == pytest.approx([1 / 4, 1 / 6, 1 / 4 + 1 / 6, 1 / 2], rel=1e-15)
     assert expected.kept == pytest.approx([3 / 4, 5 / 12, 1 / 2], rel=1e-15)
-    lockstep = exact_expectations(network, shares, Lockstep().pace(3))
+    lockstep = exact_expectations(network, shares, Lockstep().pace(network, 3))
     assert lockstep.received == pytest.approx([0.4, 0.4, 1, 1], rel=1e-15)
     assert lockstep.sent.tolist() == expected.sent.tolist()
 
@@ -257,7 +257,7 @@ def test_what_clients_count_in_lockstep_tends_to_the_exact_at_the_square_root_ra
     """
     network = compile_network(complete(20, directed), loss=0.1)
     shares = Uniform().prepare(network)
-    exact = exact_expectations(network, shares, Lockstep().pace(network.n))
+    exact = exact_expectations(network, shares, Lockstep().pace(network, network.n))
     streams = Streams(99)
     ups = [network.up(streams, step, step) for step in range(2_000)]
     arrived = [up & ~network.lost(streams, step) for step, up in enumerate(ups)]
@@ -283,7 +283,7 @@ def test_in_bursts_the_exact_expectations_are_those_of_the_stationary_state() ->
     """
     network = Lockstep().network(with_links(complete(4, False), probability=0.9, bursts=Bursts(5, 3, 0.1)))
     shares = Uniform().prepare(network)
-    exact = exact_expectations(network, shares, Lockstep().pace(network.n))
+    exact = exact_expectations(network, shares, Lockstep().pace(network, network.n))
     assert exact.received == pytest.approx(np.full(12, 0.9 * 5 / 8 + 0.1 * 3 / 8))
     counted = [tallied(Lockstep(), network, shares, 200, seed=seed).expectations() for seed in range(25)]
     for name in ("sent", "kept", "received"):
@@ -313,7 +313,7 @@ def test_what_clients_count_at_their_own_pace_tends_to_the_pace_times_the_exact(
         horizon=H,
     )
     network = timing.network(complete(6, directed))
-    shares, pace = Uniform().prepare(network), timing.pace(6)
+    shares, pace = Uniform().prepare(network), timing.pace(network, 6)
     exact = exact_expectations(network, shares, pace)
     estimate = tallied(timing, network, shares, steps=10**9, seed=3).expectations()
     heard = network.probability * 0.9 * pace[network.senders] * H
@@ -334,7 +334,7 @@ def test_what_clients_count_at_their_own_pace_tends_to_the_pace_times_the_exact(
 def test_debiased_weights_are_on_average_what_the_receiver_sends(directed: bool, rule: Weights) -> None:
     network = compile_network(complete(7, directed), loss=0.2)
     shares = rule.prepare(network)
-    exact = exact_expectations(network, shares, Lockstep().pace(7))
+    exact = exact_expectations(network, shares, Lockstep().pace(network, 7))
     debiased = DebiasedShares(network, exact)
     weights, kept = debiased.expected()
     # Row i of the transpose: Σ_j E[δ_{j→i}] p̄_ij/δ̄_{j→i}, the losses included, is i's own mean share.
@@ -382,7 +382,7 @@ class Prepared:
 def debiased_at(timing: Timing) -> Any:
     def make(network: Network) -> Shares:
         return DebiasedShares(
-            network, exact_expectations(network, Uniform().prepare(network), timing.pace(network.n))
+            network, exact_expectations(network, Uniform().prepare(network), timing.pace(network, network.n))
         )
 
     return Prepared(make)
@@ -399,7 +399,7 @@ def test_both_timings_carry_debiased_weights(timing: Timing) -> None:
     graph = complete(4, directed=True)
     played = play(Setting(graph, timing, debiased_at(timing), steps=12))
     network = played.network
-    exact = exact_expectations(network, Uniform().prepare(network), timing.pace(4))
+    exact = exact_expectations(network, Uniform().prepare(network), timing.pace(network, 4))
     at = {edge: e for e, edge in enumerate(edges_of(network))}
     seen = 0
     for wave in played.waves:

@@ -161,6 +161,11 @@ def ask_of(
 def settings_of(draw: st.DrawFn, late: str | None = None) -> Setting:
     graph, timing = draw(stars())
     clients = len(graph) - 1
+    if draw(st.booleans()):  # nodes whose links share something
+        for node in graph:
+            for mark in ("uplink", "downlink"):
+                if draw(st.booleans()):
+                    graph.nodes[node][mark] = draw(st.sampled_from([math.inf, 10.0, 2.5]))
     virtual = isinstance(timing, VirtualTime)
     server = Server(
         quorum=draw(st.sampled_from([None, 1, 0.5, 0.8])),
@@ -351,6 +356,41 @@ def test_by_hand_latency_bandwidth_and_work() -> None:
     assert (request.sent_at, request.arrived_at, request.bytes) == (0.0, 2.5, 20)
     assert (answer.sent_at, answer.arrived_at, answer.bytes) == (8.5, 9.5, 5)
     assert (answer.status, answer.absorbed_step, answer.weight) == (Status.DELIVERED, 0, 1.0)
+
+
+def test_by_hand_links_of_a_server_share_what_goes_out_and_comes_in() -> None:
+    """20 bytes out at 10 per unit, one client after the other; 10 bytes in at 5. A step of client 2 takes 10:
+    its answer holds nobody up before it is there (at 16), and then it does.
+    """
+    graph = star(3)
+    graph.nodes[3].update(uplink=10.0, downlink=5.0)
+    graph.nodes[2]["compute"] = 10.0
+    asks = [ask_of(clients, request=20, answer=10) for clients in ([0, 1, 2], [0, 1], [0, 1])]
+    for late in ("drop", "next"):
+        played = play_by_hand(graph, VirtualTime(), Server(quorum=2, late=late), *asks)  # type: ignore[arg-type]
+        requests = sorted((row for row in played.messages if row.kind == "request"), key=lambda row: row.step)
+        assert [row.arrived_at for row in requests] == [2.0, 4.0, 6.0, 9.0, 11.0, 16.0, 18.0]
+        assert works_of(played, 2) == [(0, 6.0, 16.0)]
+        assert [time for *_, time in answers_of(played, 0)] == [5.0, 12.0, 20.0]
+        assert [time for *_, time in answers_of(played, 1)] == [7.0, 14.0, 22.0]
+        assert answers_of(played, 2) == [(0, "LATE" if late == "drop" else "DELIVERED", 18.0)]
+        assert played.closed_at == [7.0, 14.0, 22.0]
+
+
+def test_by_hand_a_clients_own_uplink_and_downlink() -> None:
+    """20 bytes in at 8 per unit, a step of 1, 10 bytes out at 2."""
+    graph = star(2)
+    graph.nodes[0].update(uplink=2.0, downlink=8.0)
+    played = play_by_hand(graph, VirtualTime(), Server(), ask_of([0, 1], request=20, answer=10))
+    assert works_of(played, 0) == [(0, 2.5, 3.5)]
+    assert [answers_of(played, client)[0][2] for client in (0, 1)] == [8.5, 1.0]
+
+
+def test_a_server_takes_no_time_and_cannot_be_slow() -> None:
+    graph = star(2)
+    graph.nodes[2]["compute"] = 3.0
+    with pytest.raises(ScenarioError, match="compute of node 2 is 3, but that is the server"):
+        play_by_hand(graph, VirtualTime(), Server(), ask_of([0]))
 
 
 STRAGGLER = VirtualTime(compute=1.0, factors={1: 5.0})

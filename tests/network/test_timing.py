@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.distributions import Constant, Exponential, Table
+from asyncfed.network.links import compile_network
 from asyncfed.network.timing import Lockstep, VirtualTime
 
 
@@ -40,11 +43,13 @@ def test_a_model_reads_the_topology_with_its_defaults() -> None:
 
 
 def test_about_twenty_looks_by_default() -> None:
-    assert Lockstep().snapshot_interval(200) == 10
-    assert Lockstep().snapshot_interval(5) == 1
-    assert VirtualTime(compute="exponential(2)").snapshot_interval(100) == 10.0
-    assert VirtualTime(horizon=40).snapshot_interval(100) == 2.0
-    assert VirtualTime(factors={1: 10}).snapshot_interval(100) == 25.0
+    network = compile_network(ring())
+    assert Lockstep().snapshot_interval(200, network) == 10
+    assert Lockstep().snapshot_interval(5, network) == 1
+    assert VirtualTime(compute="exponential(2)").snapshot_interval(100, network) == 10.0
+    assert VirtualTime(horizon=40).snapshot_interval(100, network) == 2.0
+    assert VirtualTime(factors={1: 10}).snapshot_interval(100, network) == 25.0
+    assert VirtualTime(factors=[4] * network.n).snapshot_interval(100, network) == 20.0
 
 
 @pytest.mark.parametrize(
@@ -60,12 +65,25 @@ def test_about_twenty_looks_by_default() -> None:
 def test_pace_is_the_mean_number_of_steps_per_unit_of_time(
     timing: Lockstep | VirtualTime, pace: list[float]
 ) -> None:
-    assert timing.pace(3).tolist() == pace
+    assert timing.pace(compile_network(ring(3)), 3).tolist() == pace
+
+
+def test_what_nodes_and_samples_add_to_the_factors() -> None:
+    graph = ring(3)
+    graph.nodes[1]["compute"] = 4.0
+    network, samples = compile_network(graph), np.array([10.0, 10.0, 5.0])
+    timing = VirtualTime(2.0, factors={2: 5.0})
+    assert timing.pace(network, 3, samples).tolist() == [1 / 2, 1 / 8, 1 / 10]
+    per_sample = replace(timing, per="sample")
+    assert per_sample.pace(network, 3, samples).tolist() == [1 / 20, 1 / 80, 1 / 50]
+    assert per_sample.snapshot_interval(100, network, samples) == 100 * 2.0 * 40 / 40
+    assert Lockstep().pace(network, 3, samples).tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
+        ({"per": "epoch"}, "per is 'epoch'; it must be 'step' or 'sample'"),
         ({"compute": 0}, "a compute time of constant(0.0) must be above 0"),
         ({"compute": "uniform(0, 0)"}, "a compute time of uniform(0.0, 0.0) must be above 0"),
         ({"compute": "soon"}, "cannot read 'soon' as a duration"),

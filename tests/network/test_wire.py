@@ -33,6 +33,8 @@ def test_a_link_does_the_same_for_a_peer_and_for_a_server(
 ) -> None:
     """A peer hands a message to all of its links, a server to some edges: what becomes of it is the same."""
     timing = VirtualTime(latency=latency, bandwidth=30.0, loss=0.2, ordered=ordered)
+    for node in list(graph)[::2]:
+        graph.nodes[node]["uplink"] = 25.0
     network = timing.network(graph)
     of_peer, of_server = wire(network, seed), wire(network, seed)
     at = np.cumsum(np.random.default_rng(seed).exponential(0.5, (12, network.n)), axis=0)
@@ -53,14 +55,36 @@ def test_what_was_planned_can_be_taken_back() -> None:
     graph = nx.path_graph(2, create_using=nx.DiGraph)
     nx.set_edge_attributes(graph, 1.0, "probability")
     edges = np.array([0])
-    for latency in ("exponential(9)", 0.5):  # held back by the order, or by the message before
-        link = wire(VirtualTime(latency=latency, bandwidth=10.0).network(graph))
+    # Held back by the order, by the message before on the link, or by that at the sender's uplink.
+    ways: list[tuple[Any, float, float]] = [
+        ("exponential(9)", 10.0, np.inf),
+        (0.5, 10.0, np.inf),
+        (0.5, np.inf, 10.0),
+    ]
+    for latency, bandwidth, uplink in ways:
+        graph.nodes[0]["uplink"] = uplink
+        link = wire(VirtualTime(latency=latency, bandwidth=bandwidth).network(graph))
         for step in range(20):
             before = link.state(edges)
             planned = link.send(edges, step, np.array([float(step)]), 20).arrives
             link.send(edges, step + 20, np.array([float(step)]), 20)  # would hold up what comes after it
             link.restore(edges, before)
             assert link.send(edges, step, np.array([float(step)]), 20).arrives.tolist() == planned.tolist()
+
+
+def test_by_hand_what_a_peer_sends_leaves_its_uplink_one_by_one() -> None:
+    """8 bytes at 16 per unit to each of three, at the end of a step of 1; the link then takes 0.25."""
+    graph = nx.complete_graph(4)
+    nx.set_edge_attributes(graph, 1.0, "probability")
+    graph.nodes[1]["uplink"] = 16.0
+    played = play(Setting(graph, VirtualTime(compute=1.0, latency=0.25), steps=3, message_bytes=8))
+    rows = [row for row in played.rows if row.step < 2]
+    arrived = {(row.step, row.receiver): row.arrived_at for row in rows if row.sender == 1}
+    assert arrived == {
+        (0, 0): 1.75, (0, 2): 2.25, (0, 3): 2.75,
+        (1, 0): 3.25, (1, 2): 3.75, (1, 3): 4.25,
+    }  # fmt: skip
+    assert {row.arrived_at for row in rows if row.sender == 0} == {1.25, 2.25}
 
 
 # --- order, among peers (with a server: test_server.py) ---

@@ -14,7 +14,14 @@ from asyncfed.problems import classification, quadratic
 from asyncfed.protocols import SGP, FedAvg, Local, LocalSteps
 from asyncfed.report import pictures
 from asyncfed.report.network import declared
-from topologies import edgeless, fully_connected, ring, stochastic_directed, stochastic_undirected
+from topologies import (
+    edgeless,
+    fully_connected,
+    random_geometric,
+    ring,
+    stochastic_directed,
+    stochastic_undirected,
+)
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -40,7 +47,12 @@ def test_all_three_pictures_of_a_classification(tmp_path: Path, clients: int) ->
 
 @pytest.mark.parametrize(
     "topology",
-    [fully_connected(6), stochastic_undirected(ring(6), seed=1), stochastic_directed(6, probability=0.5)],
+    [
+        fully_connected(6),
+        stochastic_undirected(ring(6), seed=1),
+        stochastic_directed(6, probability=0.5),
+        random_geometric(6, 0.8, seed=1, latency=(0.1, 1.0), probability=0.7),
+    ],
 )
 def test_virtual_time_and_other_networks(tmp_path: Path, topology: nx.Graph) -> None:
     scenario = Scenario(

@@ -19,6 +19,7 @@ EVERY_GENERATOR = [
     topologies.erdos_renyi(12, 0.4, seed=3),
     topologies.fully_connected(5),
     topologies.grid(3, 4),
+    topologies.random_geometric(20, 0.4, seed=1, latency=(0.1, 2.0), probability=(0.5, 0.9)),
     topologies.random_graph(30, 3.0, seed=2),
     topologies.ring(5, directed=True),
     topologies.small_world(20, 4, 0.3, seed=1),
@@ -40,9 +41,9 @@ def described(graph: nx.Graph) -> tuple[object, ...]:
 
 def test_the_public_names_are_these() -> None:
     assert topologies.__all__ == [
-        "contacts", "edgeless", "erdos_renyi", "from_recipe", "fully_connected", "grid", "load",
-        "random_graph", "ring", "save", "small_world", "star", "stochastic_directed", "stochastic_undirected",
-        "torus", "with_links",
+        "Device", "by_distance", "contacts", "edgeless", "erdos_renyi", "from_recipe", "fully_connected",
+        "grid", "load", "random_geometric", "random_graph", "ring", "save", "small_world", "star",
+        "stochastic_directed", "stochastic_undirected", "torus", "with_devices", "with_links",
     ]  # fmt: skip
     assert all(getattr(topologies, name).__doc__ for name in topologies.__all__)
 
@@ -50,7 +51,8 @@ def test_the_public_names_are_these() -> None:
 def test_every_generator_is_a_public_name_and_stands_in_the_list_of_this_file() -> None:
     made = {json.loads(graph.graph["recipe"])["generator"] for graph in EVERY_GENERATOR}
     assert made == set(GENERATORS)
-    assert made == set(topologies.__all__) - {"from_recipe", "load", "save", "with_links"}
+    others = {"Device", "by_distance", "from_recipe", "load", "save", "with_devices", "with_links"}
+    assert made == set(topologies.__all__) - others
 
 
 @pytest.mark.parametrize("graph", EVERY_GENERATOR, ids=lambda graph: graph.graph["name"])
@@ -77,6 +79,7 @@ def test_names_say_what_the_network_is() -> None:
         "Erdős–Rényi p=0.4, 12 clients",
         "fully connected, 5 clients",
         "grid 3×4, 12 clients",
+        "random geometric r=0.4, 20 clients",
         "random graph of mean degree 3, 30 clients",
         "directed ring, 5 clients",
         "small world k=4 rewire=0.3, 20 clients",

@@ -9,7 +9,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from asyncfed.errors import TopologyError
-from topologies import edgeless, from_recipe, load, ring, save, star, stochastic_directed, with_links
+from topologies import (
+    Device,
+    edgeless,
+    from_recipe,
+    load,
+    random_geometric,
+    ring,
+    save,
+    star,
+    stochastic_directed,
+    with_devices,
+    with_links,
+)
 from topologies._marks import MARKS
 
 SUFFIXES = pytest.mark.parametrize("suffix", [".graphml", ".json"])
@@ -61,6 +73,8 @@ def test_generated_networks_come_back_with_name_server_recipe_and_marks(suffix: 
         stochastic_directed(5, seed=3),
         star(3, up=(0.2, 0.4), seed=1),
         edgeless(1),
+        random_geometric(6, 0.7, seed=1, latency=(0.1, 1 / 3)),
+        with_devices(star(4), {"phone": Device(4, 1e5, 1e6), "desktop": Device()}, seed=2),
         with_links(ring(4), latency=0.1, bandwidth=1e6 / 3, loss=1e-17),
     ):
         save(graph, str(tmp_path / f"g{suffix}"))

@@ -20,9 +20,14 @@ number of local steps; one that repeats a request whose answer is going to come 
 round (each attempt) takes one unit of time and nothing is late.
 
 Clients that are not always there (`presence`) are asked while they are; where nobody is, the server waits. A
-request that reaches a client which is away is lost. A work goes on only while its client is there: who pauses
-answers later; who crashes (also with requests that wait) or leaves for good never does, and the server knows.
-In lockstep who is not there one unit later does not answer.
+request that reaches a client which is away is lost, and so is one that its downlink has taken in then. A work
+goes on only while its client is there: who pauses answers later; who crashes (also with requests that wait)
+or leaves for good never does, and the server knows. In lockstep who is not there one unit later does not
+answer.
+
+Requests share the server's uplink in the order of the clients' numbers, answers share its downlink in the
+order in which they reach it: one that is long on its way holds nobody up before it is there. A client takes
+in requests in the order in which they were sent, where its downlink has a rate.
 
 What a client has not begun when a round closes is not decided, for newer requests may come: it waits, and
 what is known of its answer is a forecast, right as long as none does. So nothing begins after the run's end.
@@ -45,6 +50,7 @@ from asyncfed.network.schedules.attended import Attended
 from asyncfed.network.schedules.serving import REQUEST, Ended, Pace, commons
 from asyncfed.network.schedules.versions import Versions
 from asyncfed.network.server import Server, server_links
+from asyncfed.network.sharing import Intake
 from asyncfed.network.waves import (
     NO_NODES,
     Absorption,
@@ -96,6 +102,11 @@ class _Work:
     arrives: float = np.nan  # infinite where the answer gets lost
     payload: int = -1
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Of its answer, at the server's downlink."""
+        return self.client, self.attempt
+
 
 @dataclass(slots=True)
 class _Attempt:
@@ -109,15 +120,16 @@ class _Attempt:
     done: FloatArray
     up: BoolArray
     goes: BoolArray
-    arrives: FloatArray  # infinite where the answer gets lost
+    reaches: FloatArray  # the server, before its downlink; infinite where the answer gets lost
+    arrives: FloatArray
     void: BoolArray  # works that never end, for their clients crash or leave; `done` is when they do
     reborn: BoolArray  # whose client has crashed since the work before
 
     def only(self, some: BoolArray) -> _Attempt:
         return _Attempt(
             self.number, self.clients[some], self.reached[some], self.takes[some], self.begun[some],
-            self.done[some], self.up[some], self.goes[some], self.arrives[some], self.void[some],
-            self.reborn[some],
+            self.done[some], self.up[some], self.goes[some], self.reaches[some], self.arrives[some],
+            self.void[some], self.reborn[some],
         )  # fmt: skip
 
 
@@ -148,6 +160,9 @@ class AskedSchedule:
         self._waiting: dict[int, list[_Work]] = {}  # by client: not begun, so a newer one may replace them
         self._begun: list[_Attempt | _Work] = []  # to be computed; of each client in the order of its works
         self._late: dict[str, list[_Work]] = {}
+        self._dropped: list[_Work] = []  # late ones that have not been taken in, so that it is not known when
+        shared = compute is not None and bool(np.isfinite(network.downlink[n]))
+        self._intake = Intake(float(network.downlink[n])) if shared else None
         self._versions = Versions(n)
         self._next_payload = 0
         self._ended = Ended(n)
@@ -165,6 +180,7 @@ class AskedSchedule:
         asked = np.zeros(n, dtype=np.bool_)
         asked[ask.clients] = True
         arrives = np.full(n, np.inf)
+        attempts = np.full(n, -1, dtype=np.int64)  # in which the request was sent that each answers
         place = np.zeros(n, dtype=np.int64)
         place[ask.clients] = np.arange(len(ask.clients))
         importance = ask.importance[place]  # of every client; of those not asked it means nothing
@@ -180,9 +196,14 @@ class AskedSchedule:
             self.now = back
             attempt, idle_at = self._ask(ask, missing, place[missing], sizes, arrives)
             arrives[attempt.clients] = np.where(attempt.goes, attempt.arrives, arrives[attempt.clients])
+            if self._intake is not None:
+                attempts[attempt.clients[attempt.goes]] = attempt.number
+                self._foresee(self._intake, ask, attempt, attempts, arrives)
             self.now = self._closing_time(arrives, len(ask.clients), needed, idle_at)
             self._attempt += 1
             self._settle(ask, attempt, importance)
+            if self._intake is not None:
+                self._take_in(self._intake)
             here = np.flatnonzero(arrives <= self.now)
             if len(here) >= needed:
                 break
@@ -210,7 +231,7 @@ class AskedSchedule:
 
     def snapshot(self, *, final: bool) -> Snapshot:
         """Everybody with the server's variables of now. The final one ends the run."""
-        held = [work for works in self._late.values() for work in works]
+        held = [*self._dropped, *(work for works in self._late.values() for work in works)]
         # Of those that are here already: whether a round will use them, or they were late, is not known yet.
         unrecorded = Unrecorded(on_the_way=len(held), bytes=sum(work.ask.answer_bytes for work in held))
         everyone = Absorption(np.arange(self.n, dtype=np.int64), commons(self._versions.now))
@@ -219,6 +240,8 @@ class AskedSchedule:
 
     def finish(self) -> None:
         """What nobody has used when the run ends was late, or is in flight for ever."""
+        if self._intake is not None:
+            self._take_in(self._intake, for_ever=True)
         for works in self._late.values():
             for work in works:
                 status = Status.LATE if work.arrives <= self.now else Status.IN_FLIGHT
@@ -263,8 +286,8 @@ class AskedSchedule:
                 self._wire.restore(up_edges, before)
         found = np.where(answers.goes, answers.arrives, np.inf)
         attempt = _Attempt(
-            self._attempt, workers, reached, takes, begun, done, answers.up, answers.goes, found, void,
-            np.zeros(len(workers), dtype=np.bool_),
+            self._attempt, workers, reached, takes, begun, done, answers.up, answers.goes, found, found,
+            void, np.zeros(len(workers), dtype=np.bool_),
         )  # fmt: skip
         return attempt, idle_at
 
@@ -274,16 +297,24 @@ class AskedSchedule:
         """
         at = np.full(len(clients), self.now)
         if self._works.always:
-            return self._wire.send(edges, self._attempt, at, size), self.now
+            sent = self._wire.send(edges, self._attempt, at, size)
+            return self._wire.take_in(edges, sent, size), self.now
         there = self._works.there(clients, self.now)
-        sent = self._wire.send(edges[there], self._attempt, at[there], size[there])
+        asked, edges, size = clients[there], edges[there], size[there]
+        sent = self._wire.send(edges, self._attempt, at[there], size)
+        met = self._met(asked, sent)
+        taken = self._wire.take_in(edges, Fates(sent.up, met, sent.arrives), size)
+        met = self._met(asked, taken)
+        last = float(taken.arrives[sent.goes & ~met].max(initial=self.now))
         up, goes, arrives = np.zeros_like(there), np.zeros_like(there), np.full(len(clients), np.nan)
-        up[there], arrives[there] = sent.up, sent.arrives
-        goes[there] = sent.goes
-        met = self._works.there(clients[goes], arrives[goes])
-        last = float(arrives[goes][~met].max(initial=self.now))
-        goes[goes] = met
+        up[there], goes[there], arrives[there] = sent.up, met, taken.arrives
         return Fates(up, goes, arrives), last
+
+    def _met(self, clients: IntArray, requests: Fates) -> BoolArray:
+        """Which of the requests that get through find their clients there."""
+        met = requests.goes.copy()
+        met[met] = self._works.there(clients[met], requests.arrives[met])
+        return met
 
     def _answers(self, edges: IntArray, attempt: int, done: FloatArray, void: BoolArray, size: int) -> Fates:
         """What becomes of answers that are sent when works are done."""
@@ -293,6 +324,63 @@ class AskedSchedule:
         up, goes, arrives = np.zeros_like(void), np.zeros_like(void), np.full(len(void), np.inf)
         up[~void], goes[~void], arrives[~void] = sent.up, sent.goes, sent.arrives
         return Fates(up, goes, arrives)
+
+    def _foresee(
+        self, intake: Intake, ask: Ask, attempt: _Attempt, attempts: IntArray, arrives: FloatArray
+    ) -> None:
+        """When the answers that will reach the server are taken in, if no newer requests come: those of this
+        round, where each client answers the request of one of the attempts.
+        """
+        goes = attempt.goes
+        answers = zip(attempt.clients[goes].tolist(), attempt.reaches[goes].tolist(), strict=True)
+        coming = {(client, attempt.number): (reaches, ask.answer_bytes) for client, reaches in answers}
+        for client, works in self._waiting.items():
+            newer = [
+                _Work(
+                    ask, self.round, attempt.number, client, {}, 0.0,
+                    float(attempt.reached[at]), float(attempt.takes[at]),
+                )
+                for at in np.flatnonzero(attempt.clients == client).tolist()
+            ]  # fmt: skip
+            edge = self._up[[client]]
+            before = self._wire.state(edge)
+            for work, _, done, void in self._in_turn([*works, *newer]):
+                fate = self._answers(
+                    edge, work.attempt, np.array([done]), np.array([void]), work.ask.answer_bytes
+                )
+                if fate.goes[0]:
+                    coming[work.key] = float(fate.arrives[0]), work.ask.answer_bytes
+            self._wire.restore(edge, before)
+        taken = intake.arrivals(coming)
+        for client in np.flatnonzero(np.isfinite(arrives) & (arrives > self.now)).tolist():
+            arrives[client] = taken.get((client, int(attempts[client])), arrives[client])
+        attempt.arrives = np.where(goes, arrives[attempt.clients], np.inf)
+
+    def _take_in(self, intake: Intake, *, for_ever: bool = False) -> None:
+        """What has reached the server by now is taken in at times that nothing changes any more; at the end
+        of the run all that is under way.
+        """
+        taken = intake.settle(np.inf if for_ever else self.now)
+        if not taken:
+            return
+        for one in self._begun:
+            if isinstance(one, _Work):
+                one.arrives = taken.get(one.key, one.arrives)
+            else:
+                keys = ((client, one.number) for client in one.clients.tolist())
+                one.arrives = np.array(
+                    [taken.get(key, arrives) for key, arrives in zip(keys, one.arrives.tolist(), strict=True)]
+                )
+        for works in self._late.values():
+            for work in works:
+                work.arrives = taken.get(work.key, work.arrives)
+        dropped, self._dropped = self._dropped, []
+        for work in dropped:
+            if work.key in taken:
+                work.arrives = taken[work.key]
+                self._record_answer(work, Status.LATE, -1, np.nan)
+            else:
+                self._dropped.append(work)
 
     @property
     def _replaces(self) -> bool:
@@ -391,7 +479,7 @@ class AskedSchedule:
             ask, work.round,
             _Attempt(
                 work.attempt, client, np.array([work.reached]), np.array([work.takes]), np.array([begun]),
-                done, fate.up, fate.goes, fate.arrives, stops, np.zeros(1, dtype=np.bool_),
+                done, fate.up, fate.goes, fate.arrives, fate.arrives, stops, np.zeros(1, dtype=np.bool_),
             ),
         )  # fmt: skip
         if len(made.clients):
@@ -408,6 +496,10 @@ class AskedSchedule:
             attempt = attempt.only(~attempt.void)
         clients, done, goes = attempt.clients, attempt.done, attempt.goes
         self._ended.add(clients, done)
+        if self._intake is not None:
+            for at in np.flatnonzero(goes).tolist():
+                key = int(clients[at]), attempt.number
+                self._intake.add(key, float(attempt.reaches[at]), ask.answer_bytes)
         self._wire.record_steps(
             clients, step=round, started_at=attempt.begun, ended_at=done, absorbed=1, phase=ask.phase
         )
@@ -572,6 +664,8 @@ class AskedSchedule:
         """An answer that missed its round."""
         if self._server.late == "next":
             self._late.setdefault(work.ask.series, []).append(work)
+        elif self._intake is not None and self._intake.awaits(work.key):
+            self._dropped.append(work)
         else:
             self._record_answer(work, Status.LATE, -1, np.nan)
 

@@ -51,6 +51,7 @@ from asyncfed.network.schedules.attended import Attended
 from asyncfed.network.schedules.serving import REQUEST, Ended, Pace, commons
 from asyncfed.network.schedules.versions import Versions
 from asyncfed.network.server import server_links
+from asyncfed.network.sharing import Intake
 from asyncfed.network.waves import (
     NO_NODES,
     Absorption,
@@ -81,6 +82,7 @@ class _Work:
     arrives: float  # or would, where the answer gets lost
     goes: bool
     reborn: bool = False  # whether its client has crashed since the work before
+    taken_in: bool = True  # whether `arrives` is that, or when it reaches a downlink that others share
     payload: int = -1
 
 
@@ -104,6 +106,8 @@ class BufferedSchedule:
         self.n = n = network.n - 1
         self._node = n  # the server stands last
         self._attended = Attended(n, attendance, lockstep=compute is None)
+        shared = compute is not None and bool(np.isfinite(network.downlink[n]))
+        self._intake = Intake(float(network.downlink[n])) if shared else None
         self._needed, self._places = server.needed(n), server.places(n)
         self._waits = server.too_stale == "wait" and server.max_staleness is not None
         self._idle = list(range(n))  # in order
@@ -246,6 +250,7 @@ class BufferedSchedule:
         """Requests that reach their clients set these to work; returns number and client of the others."""
         now = self.now
         fates = self._wire.send(self._down[clients], row, np.full(len(clients), now), sizes)
+        fates = self._wire.take_in(self._down[clients], fates, sizes)
         reaches = fates.goes
         failed = list[tuple[int, int]]()
         if not reaches.all():
@@ -279,7 +284,10 @@ class BufferedSchedule:
         for client, number, ends, arrives, goes, new in zip(*(one.tolist() for one in columns), strict=True):
             turn = self._turns[client]
             self._turns[client] += 1
-            work = _Work(ask, self.round, number, client, turn, self._reads, ends, arrives, goes, new)
+            at_once = self._intake is None or not goes
+            work = _Work(
+                ask, self.round, number, client, turn, self._reads, ends, arrives, goes, new, at_once
+            )
             self._new.append(work)
             heapq.heappush(self._under_way, (arrives, number, work))
         return failed
@@ -322,7 +330,13 @@ class BufferedSchedule:
             self._give_up(ask)
         self.now = min(next_one, coming)
         while self._under_way and self._under_way[0][0] == self.now:
-            work = heapq.heappop(self._under_way)[2]
+            _, number, work = heapq.heappop(self._under_way)
+            if not work.taken_in and self._intake is not None:  # one after the other, as they come
+                self._intake.add((work.client, number), work.arrives, work.ask.answer_bytes)
+                work.arrives = self._intake.settle(self.now)[work.client, number]
+                work.taken_in = True
+                heapq.heappush(self._under_way, (work.arrives, number, work))
+                continue
             self._leave(work.client)
             if not work.goes:
                 self._useless += 1

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
+from asyncfed.network.wire import Fates, Wire
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,39 @@ def no_letters(channels: int) -> Letters:
     return Letters(nothing, nothing, nothing, nothing, nothing, numbers, numbers, flags, weights)
 
 
+class Downlinks:
+    """What is under way where receivers' downlinks are shared, until it reaches them.
+
+    Until then `arrives` of a message is when it reaches its receiver. All that reach somebody before a time
+    are known at that time, and so is when they have been taken in, one by one: that is when they arrive. What
+    is carried takes no time of its own and arrives with its carrier.
+    """
+
+    def __init__(self, wire: Wire, size: int, channels: int) -> None:
+        self._wire, self._size, self._coming = wire, size, no_letters(channels)
+
+    def settle(self, sent: Letters, until: float) -> Letters:
+        """Of these and earlier ones those that have reached somebody before that time."""
+        coming = joined_letters([self._coming, sent])
+        here = coming.arrives < until
+        self._coming = coming.at(~here)
+        return self._taken_in(coming.at(here), foreseen=False)
+
+    def foreseen(self) -> Letters:
+        """The others, if nothing more is sent."""
+        return self._taken_in(self._coming, foreseen=True)
+
+    def _taken_in(self, letters: Letters, *, foreseen: bool) -> Letters:
+        if not len(letters):
+            return letters
+        own, carried = ~letters.carried, np.flatnonzero(letters.carried)
+        reaching = Fates(own, own, letters.arrives)
+        arrives = self._wire.take_in(letters.edge, reaching, self._size, foreseen=foreseen).arrives
+        if len(carried):
+            arrives[carried] = arrives[_carriers(letters.at(carried), letters, own)]
+        return replace(letters, arrives=arrives)
+
+
 class RunningSums:
     """What was lost on each link and waits for a message that gets through."""
 
@@ -63,18 +97,8 @@ class RunningSums:
         lost = joined_letters([self.waiting, sent.at(~goes)])
         if not len(lost):
             return lost, lost
-        carriers = np.flatnonzero(goes)
-        carriers = carriers[np.lexsort((sent.step[carriers], sent.edge[carriers]))]
-        # A lost message's carrier is the first on its link, of those that go, with a higher step.
-        most = 1 + int(max(lost.step.max(), sent.step[carriers].max(initial=0)))
-        keys = sent.edge[carriers] * most + sent.step[carriers]
-        place = np.searchsorted(keys, lost.edge * most + lost.step, side="right")
-        found = place < len(carriers)
-        carrier = carriers[np.where(found, place, 0)] if len(carriers) else np.zeros(len(lost), np.int64)
-        if len(carriers):
-            found &= sent.edge[carrier] == lost.edge
-        else:
-            found[:] = False
+        carrier = _carriers(lost, sent, goes)
+        found = carrier >= 0
         known = np.ones(len(lost), dtype=np.bool_)
         known[found] = since[carrier[found]] <= lost.sent[found]
         self.waiting = lost.at(~found)
@@ -83,3 +107,20 @@ class RunningSums:
         arrives[with_it] = sent.arrives[carrier[with_it]]
         lost = replace(lost, arrives=arrives, carried=np.ones(len(lost), dtype=np.bool_))
         return lost.at(with_it), lost.at(found & ~known)
+
+
+def _carriers(lost: Letters, sent: Letters, goes: BoolArray) -> IntArray:
+    """Of each lost message the place of its carrier: the first on its link, of those that go, with a higher
+    step; -1 where there is none.
+    """
+    carriers = np.flatnonzero(goes)
+    if not len(carriers):
+        return np.full(len(lost), -1, dtype=np.int64)
+    carriers = carriers[np.lexsort((sent.step[carriers], sent.edge[carriers]))]
+    most = 1 + int(max(lost.step.max(), sent.step[carriers].max()))
+    keys = sent.edge[carriers] * most + sent.step[carriers]
+    place = np.searchsorted(keys, lost.edge * most + lost.step, side="right")
+    place[place == len(carriers)] = 0
+    found = carriers[place]
+    behind = (sent.edge[found] == lost.edge) & (sent.step[found] > lost.step)
+    return np.where(behind, found, -1)

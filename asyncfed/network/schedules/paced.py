@@ -16,6 +16,11 @@ receiver that starts after it has arrived. The window bounds how far ahead fast 
 somebody waits for a first message, because it has come back with nothing, a window ends with the first
 sending.
 
+Where receivers' downlinks are shared, a message that reaches one waits for those that reached it before. What
+reaches somebody within a window is known at the window's end, and so is when it arrives in the end. Whether a
+receiver that comes and goes is there is looked at when a message reaches it, before it waits. Who is away
+when it has been taken in has it when it is back, unless it has crashed or left for good: then it is lost.
+
 Steps are handed out as waves, by depth: a step stands one deeper than the deepest step it absorbs from. A
 step that has not ended when somebody looks is handed out after the look: until it ends, its client is judged
 by what the step began from.
@@ -34,7 +39,7 @@ from asyncfed.network.expectations import Tally
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 from asyncfed.network.presence import Attendance
 from asyncfed.network.schedules.handing_out import Absorbed, Decided, HandingOut, in_rows
-from asyncfed.network.schedules.mail import Letters, RunningSums, joined_letters, no_letters
+from asyncfed.network.schedules.mail import Downlinks, Letters, RunningSums, joined_letters, no_letters
 from asyncfed.network.schedules.paces import Paces, Steps, joined_steps, no_steps
 from asyncfed.network.waves import Conversation, Snapshot, Status, Unrecorded, Wave
 from asyncfed.network.weights import Mixing, Sends
@@ -74,6 +79,7 @@ class PacedSchedule:
         )  # fmt: skip
         self._handing_out = HandingOut(talk.first_step * n, talk.part, tuple(names for names, _ in mixing))
         self._mailbox = no_letters(len(mixing))
+        self._downlinks = Downlinks(wire, talk.message_bytes, len(mixing)) if wire.shares_downlinks else None
         self._running_sums = RunningSums(len(mixing)) if talk.recovers else None
         # Each client's last payload, and the share of it that it holds by each of the weights.
         self._own = np.full(n, -1, dtype=np.int64)
@@ -99,6 +105,7 @@ class PacedSchedule:
                 yield self._snapshot(self._now, final=False)
             looks += 1
             next_look = start + looks * self._every
+        self._mailbox = self._with_new(no_letters(len(self._mixing)), np.inf)
         yield from self._flush(np.inf)
         yield self._snapshot(self._end if self._horizon is None else self._horizon, final=True)
 
@@ -134,7 +141,7 @@ class PacedSchedule:
         self._kept[steps.client[last & steps.leaving]] = 1.0  # to be judged by
         self._begun[new.client] = np.maximum(self._begun[new.client], new.step + 1)
         place = np.argsort(order)[len(at_work) :]
-        self._absorb(new, emits, own[place], share[place], joined_letters([self._mailbox, sent]), until)
+        self._absorb(new, emits, own[place], share[place], self._with_new(sent, until), until)
         working = np.flatnonzero(steps.ended > until)
         self._at_work, self._its_payload = steps.at(working), payload[working]
         if len(new):
@@ -145,15 +152,20 @@ class PacedSchedule:
 
     def _next_waking(self) -> float:
         """When a message reaches somebody who has nothing, as far as is known."""
-        box = self._mailbox
-        waits = box.arrives >= self._paces.hollow[box.receiver]
-        return float(box.arrives[waits].min(initial=np.inf))
+        return float(self._waking().arrives.min(initial=np.inf))
 
     def _wake(self, now: float) -> None:
-        box = self._mailbox
-        here = (box.arrives == now) & (now >= self._paces.hollow[box.receiver])
-        for client in np.unique(box.receiver[here]).tolist():
+        letters = self._waking()
+        for client in np.unique(letters.receiver[letters.arrives == now]).tolist():
             self._paces.wake(client, now)
+
+    def _waking(self) -> Letters:
+        """Messages to those who have nothing and wait."""
+        box, hollow = self._mailbox, self._paces.hollow
+        if self._downlinks is not None and np.isfinite(hollow).any():
+            coming = self._downlinks.foreseen()
+            box = joined_letters([box, coming.at(~self._lost_at_the_door(coming))])
+        return box.at(box.arrives >= hollow[box.receiver])
 
     # --- sending -------------------------------------------------------------------------------------
 
@@ -229,6 +241,29 @@ class PacedSchedule:
         np.minimum.at(left, network.senders, self._paces.left[network.receivers])
         return left
 
+    # --- taking in -----------------------------------------------------------------------------------
+
+    def _with_new(self, sent: Letters, until: float) -> Letters:
+        """The mailbox with what was sent; where downlinks are shared, with what reaches them by then."""
+        if self._downlinks is not None:
+            sent = self._downlinks.settle(sent, until)
+            lost = self._lost_at_the_door(sent)
+            if lost.any():
+                self._lose(sent.at(lost))
+                sent = sent.at(~lost)
+        return joined_letters([self._mailbox, sent])
+
+    def _lost_at_the_door(self, letters: Letters) -> BoolArray:
+        """Which have been taken in when their receivers have crashed, or left for good."""
+        lost = np.zeros(len(letters), dtype=np.bool_)
+        if self._attendance is None:
+            return lost
+        uptimes, crashes = self._attendance.uptimes, self._attendance.crashes
+        away = np.flatnonzero(~uptimes.on(letters.receiver, letters.arrives))
+        whom_and_when = zip(letters.receiver[away].tolist(), letters.arrives[away].tolist(), strict=True)
+        lost[away] = [crashes or uptimes.next_on(*one) == np.inf for one in whom_and_when]
+        return lost
+
     # --- absorbing -----------------------------------------------------------------------------------
 
     def _absorb(
@@ -296,6 +331,8 @@ class PacedSchedule:
     def _snapshot(self, time: float, *, final: bool) -> Snapshot:
         """What everybody is to be judged by. The final one really absorbs: the rest is in flight for ever."""
         n, box = self._network.n, self._mailbox
+        if self._downlinks is not None:
+            box = joined_letters([box, self._downlinks.foreseen()])
         waiting = self._handing_out.waiting
         idle = np.ones(n, dtype=np.bool_)
         idle[waiting.steps.client] = False
