@@ -12,7 +12,7 @@ from benchmarks.table import Row
 
 
 def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
-    from benchmarks.events import event_driven
+    from benchmarks.events import event_driven, schedule_alone
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
     from benchmarks.on_ray import many_actors, packed
@@ -24,6 +24,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "reference": reference_work,
         "small": small_model,
         "events": event_driven,
+        "schedule": schedule_alone,
         "hgp": hypergradient_rounds,
         "fedavg": fedavg,
         "fednest": fednest,
