@@ -85,10 +85,8 @@ class PacedSchedule:
         self._own = np.full(n, -1, dtype=np.int64)
         self._kept = np.ones((n, len(mixing)))
         self._begun = np.full(n, talk.first_step, dtype=np.int64)  # steps
-        self._at_work, self._its_payload = (
-            no_steps(),
-            np.zeros(0, dtype=np.int64),
-        )  # steps that have not ended
+        self._at_work = no_steps()  # those that have not ended, and what they will emit
+        self._its_payload = np.zeros(0, dtype=np.int64)
         self._end = float(self._started.max())  # of the last step
         self._now = -np.inf  # up to when all is decided
 
