@@ -82,7 +82,7 @@ def test_names_may_be_written_with_hyphens(name: str) -> None:
         ),
         ("protocl=1", r"did you mean 'protocol'\? Known: [^.]+; what is inside of these has a dotted path"),
         ("until.accuracy=1", "Known: until; nothing inside of until can be set by itself"),
-        ("timing.latency=1", r"Known: timing\.loss, timing\.presence$"),
+        ("timing.latency=1", r"Known: timing\.loss, timing\.presence, timing\.running_sums$"),
     ],
 )
 def test_an_unknown_name_is_told_what_stands_beside_it_and_no_more(setting: str, said: str) -> None:
