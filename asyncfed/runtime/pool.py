@@ -190,7 +190,8 @@ class Pool:
         at = self._places(sources)
         if not isinstance(at, slice):  # gathered first, rows would be read twice and written once
             mixing = self.mixing(np.array([0, len(sources)]), sources, weights)
-            return {name: mixing.product(self.rows[name], None, None) for name in names}
+            rows = {name: self.rows[name] for name in names}
+            return {name: mixing.of(pool.dtype).product(pool, None, None) for name, pool in rows.items()}
         share = torch.from_numpy(weights).to(self._device)
         some = {name: self.rows[name][at] for name in names}
         return {name: torch.mv(value.T, share.to(value.dtype))[None] for name, value in some.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
@@ -56,6 +56,7 @@ def on(table: dict[int, list[tuple[float, float]]], period: float | None, thing:
 GRID = [k / 2 for k in range(81)]  # halves are exact, so that the reference's modulo is
 
 
+@settings(deadline=None)
 @given(tables(), st.permutations(range(4)))
 def test_given_times_are_those_of_a_naive_reading(
     made: tuple[dict[int, list[tuple[float, float]]], float | None], order: list[int]
@@ -146,6 +147,7 @@ def naive(
     return found
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(LAWS),
     st.sampled_from(LAWS),

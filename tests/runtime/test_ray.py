@@ -85,7 +85,8 @@ def test_blocks_of_three_and_one_do_the_same_from_given_values_and_twice_the_sam
     start = {"inner": torch.linspace(-0.1, 0.1, rows * 610, dtype=torch.float64).view(rows, 610)}
     options: dict[str, Any] = {"save_final": True, "initial": start}
     local = run(scenario, out=tmp_path / "local", **options)
-    assert local.trace.totals().lost > 0
+    totals = local.trace.totals()
+    assert totals.lost + totals.carried > 0, "some were lost"
     first, second = (
         run(scenario, backend="ray", clients_per_actor=3, out=tmp_path / name, **options) for name in "ab"
     )
