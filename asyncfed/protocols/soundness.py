@@ -120,8 +120,8 @@ def _absences(part: Part, scene: Scene) -> list[str]:
     leavers = _leavers(scene)
     if leavers and part.conserves and not attendance.hands_over:
         found.append(
-            f"{who} with clients that leave for good with all they hold ({_named(leavers)}): push-sum weights "
-            "and sums are lost with them, and the answer is wrong; choose leaving='hand over'"
+            f"{who} with clients that leave for good with all they hold ({_named(leavers)}): push-sum "
+            "weights and sums are lost with them, and the answer is wrong; choose leaving='hand over'"
         )
     elif leavers and part.tracks:
         found.append(
