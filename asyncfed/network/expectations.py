@@ -107,8 +107,9 @@ class Tally:
         """The means so far; 0 for a link that carried nothing, and who never sent has kept everything."""
         if not self._sends.any():
             raise ScenarioError(
-                "the expected weights of HGP cannot be estimated, for no client has sent anything yet; let "
-                "the part before it make at least one step that sends, or use the exact expectations"
+                "the expected weights of HGP cannot be estimated, for no client has sent anything yet (what "
+                "is sent after a neighbour has left for good does not count); let the part before it make at "
+                "least one step that sends while all are there, or use the exact expectations"
             )
         network = self._network
         return Expectations(
@@ -211,13 +212,15 @@ def require_stationary(network: Network) -> None:
         )
 
 
-def warn_of_dependence(network: Network, what: str) -> None:
+def warn_of_dependence(network: Network, what: str, *, always_there: bool = True) -> None:
     """Rounds whose Jacobians are multiplied must have links of their own: else the mean of the product is not
-    the product of the means.
+    the product of the means. Who is away has none for some rounds.
     """
-    if network.independent:
+    if network.independent and always_there:
         return
     reason = "come in bursts" if network.stationary else "change with time"
+    if not always_there:
+        reason = "come and go with the clients"
     warnings.warn(
         f"{what} is unbiased where the links of every round are drawn anew, and here they {reason}: rounds "
         "that follow one another depend on each other, and the estimate is biased; use links that are drawn "

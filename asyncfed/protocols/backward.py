@@ -189,7 +189,7 @@ class Pushed:
         require_links_back(scene.network)
         if self.expectations == "exact":
             require_stationary(scene.network)
-        warn_of_dependence(scene.network, type(self).__name__)
+        warn_of_dependence(scene.network, type(self).__name__, always_there=scene.timing.presence is None)
         if self.sampling == "alternating" and not isinstance(scene.timing, Lockstep):
             raise ScenarioError(
                 "alternating v-rounds and u-rounds need everybody in step: in virtual time what reaches a "

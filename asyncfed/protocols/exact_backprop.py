@@ -41,7 +41,9 @@ class ExactBackprop(HGP):
 
     def check(self, scene: Scene) -> None:
         require_undirected(scene.network, "exact recurrent backpropagation")
-        warn_of_dependence(scene.network, "exact recurrent backpropagation")
+        warn_of_dependence(
+            scene.network, "exact recurrent backpropagation", always_there=scene.timing.presence is None
+        )
         if not isinstance(scene.timing, Lockstep):
             raise ScenarioError(
                 "exact recurrent backpropagation weighs a message by what the receiver would send back in "

@@ -250,6 +250,8 @@ class Part(Act):
     conserves
         Whether its sums are right only if nothing of what is sent is lost for good: whatever a sender gave
         away must reach somebody, some time.
+    tracks
+        Whether its sums hold a gradient of everybody, which each takes back when it has a new one.
     moves_by_weight
         Whether a model moves by lr/ω with ω a push-sum weight, so that a small ω is a long step.
     """
@@ -266,6 +268,7 @@ class Part(Act):
     passes_on: tuple[str, ...] = ()
     exact: tuple[str, ...] = ()
     conserves: bool = False
+    tracks: bool = False
 
     @property
     def moves_by_weight(self) -> bool:

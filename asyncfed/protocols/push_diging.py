@@ -97,6 +97,7 @@ class PushDIGing(Part, AmongPeers):
     kind = "push"
     exact = ("v",)
     conserves = True
+    tracks = True
 
     @property
     def moves_by_weight(self) -> bool:

@@ -75,6 +75,7 @@ class PushPull(Part, AmongPeers):
     name = "push-pull"
     kind = "push-pull"
     conserves = True
+    tracks = True
 
     def __post_init__(self) -> None:
         plain_fields(self)

@@ -1,12 +1,14 @@
 """Whether a network gives a method the right to its answer: said by name before a run, and when it fails.
 
 Push-sum divides what a client holds by its weight ω: x = z/ω. All ω together are n, as long as nothing is
-lost for good and nothing is under way. Two things make them small.
+lost for good and nothing is under way. Three things make them small.
 
     loss             what is lost is lost for good, from z and from ω alike; but gradients enter z at full
                      length, so the fewer ω there are, the longer the step lr/ω
     waiting          what stands in the mailbox of a slow client, or is on a long way, is not with those who
                      step meanwhile: their ω dwindles, and the step lr/ω grows
+    crashes          what a client holds is lost with it, and when it is back it holds what others give it:
+                     there are fewer and fewer ω, as with losses that nobody makes up for
 
 An answer may be wrong for either, and the run still end as if nothing were wrong. What is said here are
 warnings, not refusals: with a small learning rate it may go well. Where waiting begins to hurt was measured
@@ -25,7 +27,9 @@ from torch import Tensor
 
 from asyncfed.errors import UnsoundWarning
 from asyncfed.network.distributions import Constant, Table, as_distribution
+from asyncfed.network.presence import GivenPresence, PresenceFile
 from asyncfed.network.timing import VirtualTime
+from asyncfed.rng import Streams
 
 if TYPE_CHECKING:
     from asyncfed.network.links import Network
@@ -36,6 +40,7 @@ STEADIER = "PushDIGing(omega0=1.0), which waits while ω is small, or PushPull, 
 
 UNEVEN = 3.0  # times that the slowest client, or a client's slow tenth of steps, takes longer: so many hurt
 LATE = 1.0  # steps that are made while a message is under way, in the mean; so many hurt
+_LATER = 1e15  # a time that no run comes to
 SMALL = 0.1  # of a push-sum weight, whose mean is 1: steps of ten times the learning rate
 
 
@@ -67,6 +72,7 @@ def _doubts(part: Part, scene: Scene) -> list[str]:
             "for good, push-sum weights and sums dwindle, and the answer is wrong; leave running_sums on, "
             "which carries what was lost with the next message, or set loss to 0"
         )
+    found += _absences(part, scene)
     if not part.moves_by_weight or not isinstance(scene.timing, VirtualTime):
         return found
     pace = scene.timing.pace(scene.network, scene.sizes.clients, part.samples_per_step(scene.problem))
@@ -92,6 +98,59 @@ def _doubts(part: Part, scene: Scene) -> list[str]:
             f"under way, ω dwindles and steps of lr/ω grow; it may spike or diverge; {remedy}"
         )
     return found
+
+
+def _absences(part: Part, scene: Scene) -> list[str]:
+    """What clients that come and go do to it."""
+    attendance = scene.timing.attendance(scene.network, scene.sizes.clients, Streams(0))
+    if attendance is None:
+        return []
+    who, found = type(part).__name__, []
+    if attendance.crashes and part.conserves:
+        found.append(
+            f"{who} with clients that crash: what a client holds, of push-sum weights, sums and tracked "
+            "gradients, is lost with it; all of them together dwindle with every crash, and the answer is "
+            "wrong; choose absence='pause', or a method with a server"
+        )
+    elif attendance.crashes:
+        found.append(
+            f"{who} with clients that crash: who is back begins with nothing in the midst of it, while the "
+            "others count on all that was sent before, and the answer is wrong; choose absence='pause'"
+        )
+    leavers = _leavers(scene)
+    if leavers and part.conserves and not attendance.hands_over:
+        found.append(
+            f"{who} with clients that leave for good with all they hold ({_named(leavers)}): push-sum "
+            "weights and sums are lost with them, and the answer is wrong; choose leaving='hand over'"
+        )
+    elif leavers and part.tracks:
+        found.append(
+            f"{who} with clients that leave for good ({_named(leavers)}): the last gradient of each stays in "
+            "what is tracked, for nobody takes it back, and the answer is wrong; let them pause instead, or "
+            "use SGP"
+        )
+    return found
+
+
+def _leavers(scene: Scene) -> list[int]:
+    """Who is there at first and some time no more; nobody is known to where it is drawn, or comes again and
+    again.
+    """
+    presence = scene.timing.presence
+    if not isinstance(presence, (GivenPresence, PresenceFile)):
+        return []
+    clients = range(scene.sizes.clients)
+    uptimes = presence.attend(scene.network.labels, len(clients), Streams(0)).uptimes
+    return [
+        client
+        for client in clients
+        if math.isfinite(uptimes.next_on(client, 0.0)) and uptimes.next_on(client, _LATER) == math.inf
+    ]
+
+
+def _named(clients: list[int]) -> str:
+    more = f" and {len(clients) - 3} more" if len(clients) > 3 else ""
+    return f"client {', '.join(map(str, clients[:3]))}{more}"
 
 
 def _gives_up_losses(scene: Scene) -> bool:

@@ -18,7 +18,7 @@ import pytest
 
 from asyncfed import Lockstep, Scenario, VirtualTime
 from asyncfed.errors import ScenarioError
-from asyncfed.network import Bursts, DrawnPresence, LinkTimes, Metropolis, Uniform
+from asyncfed.network import Bursts, DrawnPresence, GivenPresence, LinkTimes, Metropolis, Uniform
 from asyncfed.problems import Problem, bilevel_quadratic, compositional, minimax_saddle, quadratic
 from asyncfed.protocols import (
     CDBO,
@@ -49,6 +49,7 @@ from asyncfed.protocols import (
     PeerAggITD,
     PolynomialDecay,
     PushDIGing,
+    PushPull,
     Scaffold,
     Server,
     SimFBO,
@@ -147,6 +148,21 @@ def _links_over_time(scenario: Scenario) -> Scenario:
     return dataclasses.replace(scenario, topology=marked)
 
 
+def _crashing_and_leaving(scenario: Scenario) -> Scenario:
+    """One leaves for good, one crashes and is back, one joins late; what is lost comes with a later one."""
+    table = {0: [(0, 3.25)], 1: [(0, 1.5), (2.25, 99)], 2: [(1.25, 99)]}
+    few = {client: times for client, times in table.items() if client < scenario.clients}
+    presence = GivenPresence(few, absence="crash")
+    timing: Any = dataclasses.replace(scenario.timing, presence=presence, running_sums=True)
+    return dataclasses.replace(scenario, timing=timing)
+
+
+def _pausing(scenario: Scenario) -> Scenario:
+    presence = DrawnPresence("weibull(3, 0.8)", "exponential(1)")
+    timing: Any = dataclasses.replace(scenario.timing, presence=presence)
+    return dataclasses.replace(scenario, timing=timing)
+
+
 def _coming_and_going(scenario: Scenario) -> Scenario:
     presence = DrawnPresence("weibull(5, 0.8)", "exponential(2)", absence="crash")
     timing: Any = dataclasses.replace(scenario.timing, presence=presence)
@@ -171,6 +187,7 @@ GIVEN: dict[str, tuple[Example, ...]] = {
         Example(SGP(5, 0.1, batch=2)),
         Example(SGP(5, 0.1, order="4a", batch=None, weight_decay=0.1), about="4a"),
         Example(SGP(5, 0.1, batch=2), about="links over time", changed=_links_over_time),
+        Example(SGP(5, 0.1, batch=2), about="crashing and leaving", changed=_crashing_and_leaving),
     ),
     "AsyncSGP": (
         Example(AsyncSGP(5, Diminishing(0.1), per=1.5, batch=2)),
@@ -179,6 +196,10 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "PushDIGing": (
         Example(PushDIGing(5, 0.1, batch=2)),
         Example(PushDIGing(5, 0.1, batch=None, omega0=1.0), about="little by little"),
+    ),
+    "PushPull": (
+        Example(PushPull(5, 0.1, batch=2)),
+        Example(PushPull(5, 0.1, batch=2), about="pausing", changed=_pausing),
     ),
     "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (

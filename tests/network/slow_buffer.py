@@ -1,7 +1,7 @@
 """A server that does not wait once more, slowly: one event, one message and one client at a time.
 
 Nothing is planned ahead. A request travels, its client works, the answer travels; all that happens at one
-time is over before the server asks again.
+time is over before the server asks again. Clients may come and go: `there` has the intervals of those who do.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Job:
     draw: int  # requests that the client was sent before
     ask: Ask
     read: dict[str, int]
+    asked_at: float = math.nan
     sent: float = math.nan
     arrives: float = math.nan
 
@@ -47,6 +48,8 @@ class SlowBuffer:
     server: Buffered
     compute: Any  # None in lockstep
     factors: list[float]
+    there: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    crashes: bool = False
     now: float = 0.0
     round: int = 0
     requests: int = 0
@@ -58,7 +61,8 @@ class SlowBuffer:
     free_again: list[int] = field(default_factory=list)
     shelf: list[Job] = field(default_factory=list)  # answers that are here and were not used, in their order
     version: dict[str, int] = field(default_factory=dict)  # the moves after which a variable last changed
-    known: dict[tuple[int, str], int] = field(default_factory=dict)
+    # What clients have answered to: a version, and when they were asked.
+    known: dict[tuple[int, str], tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         network = self.network
@@ -107,13 +111,64 @@ class SlowBuffer:
             drawn = float(self.compute.quantile(uniforms)[0])
         return drawn * self.factors[job.client] * float(job.ask.work[job.client])
 
+    # --- coming and going ---
+
+    def on(self, client: int, time: float) -> bool:
+        return client not in self.there or any(a <= time < b for a, b in self.there[client])
+
+    def stays(self, client: int, begin: float, end: float) -> bool:
+        """All the time."""
+        return client not in self.there or any(a <= begin and end < b for a, b in self.there[client])
+
+    def work(self, job: Job) -> None:
+        """It has reached its client; the work ends, or comes to nothing, at a time of its own."""
+        client, takes = job.client, self.duration(job)
+        ends: float | None = self.now + takes
+        if self.crashes or self.compute is None:
+            if not (self.stays(client, self.now, self.now + takes) or self.ends_there(client, takes)):
+                ends = None
+        elif client in self.there:
+            ends = None
+            for a, b in self.there[client]:
+                begin = max(a, self.now)
+                if begin < b and begin + takes < b:
+                    ends = begin + takes
+                    break
+                takes -= max(0.0, b - begin)
+        if ends is None:
+            gone = [b for _, b in self.there[client] if b > self.now]
+            over = self.now + 1.0 if self.compute is None else gone[0 if self.crashes else -1]
+            self.events.append((over, "nothing", job))
+            return
+        self.steps.append(Step(client, job.round, self.now, ends, 1, job.ask.phase))
+        self.events.append((ends, "done", job))
+
+    def ends_there(self, client: int, takes: float) -> bool:
+        """In lockstep one who pauses has worked if it is there at the end of its unit."""
+        return not self.crashes and self.on(client, self.now + takes)
+
+    def next_coming(self) -> float:
+        """When one who is away now, and idle, is there, if there is a place for it."""
+        away = [c for c in range(self.hub) if c not in self.at_work and not self.on(c, self.now)]
+        if len(self.at_work) == self.server.places(self.hub):
+            return math.inf
+        if self.compute is None:
+            units = (self.now + k for k in range(1, 100))
+            return next((time for time in units if any(self.on(c, time) for c in away)), math.inf)
+        return min((a for c in away for a, _ in self.there[c] if a > self.now), default=math.inf)
+
     # --- asking ---
 
-    def choose(self, ask: Ask, taken: list[int]) -> int:
-        """Whom request number `requests` goes to."""
-        if self.server.asks == "same" and self.free_again:
-            return self.free_again.pop(0)
+    def choose(self, ask: Ask, taken: list[int]) -> int | None:
+        """Whom request number `requests` goes to; None where nobody is idle and there."""
         idle = [c for c in range(self.hub) if c not in self.at_work and c not in taken]
+        idle = [c for c in idle if self.on(c, self.now)]
+        if not idle:
+            return None
+        again = [c for c in self.free_again if c in idle]
+        if self.server.asks == "same" and again:
+            self.free_again.remove(again[0])
+            return again[0]
         u = self.uniform("asked", self.requests // 1024, self.requests % 1024)
         if self.server.asks != "weighted":
             return idle[int(u * len(idle))]
@@ -135,6 +190,8 @@ class SlowBuffer:
             jobs: list[Job] = []
             while len(self.at_work) + len(jobs) < self.server.places(self.hub):
                 client = self.choose(ask, [job.client for job in jobs])
+                if client is None:
+                    break
                 read = {name: self.version.get(name, -1) for name in ask.reads}
                 jobs.append(Job(self.requests, self.round, client, self.asked[client], ask, read))
                 self.requests += 1
@@ -148,10 +205,14 @@ class SlowBuffer:
         ask, client = job.ask, job.client
         assert client not in self.at_work, "asked twice at once"
         self.asked[client] += 1
-        size = sum(
-            bytes for name, bytes in ask.reads.items() if self.known.get((client, name)) != job.read[name]
-        )
+        job.asked_at = self.now
+        size = sum(bytes for name, bytes in ask.reads.items() if not self.has(client, name, job.read[name]))
         status, arrives = self.message(self.hub, client, job, size)
+        away = status == Status.DELIVERED and not self.on(client, arrives)
+        if away:
+            status = Status.LOST
+            self.at_work[client] = job
+            self.events.append((arrives, "nothing", job))
         there, down = status == Status.DELIVERED, status == Status.LINK_DOWN
         self.rows.append(
             Message(
@@ -163,44 +224,56 @@ class SlowBuffer:
         if there:
             self.at_work[client] = job
             self.events.append((arrives, "reached", job))
+        elif away:
+            return
         elif self.compute is None:
             self.at_work[client] = job
             self.events.append((self.now + 1.0, "nothing", job))
         elif self.server.asks == "same":
             self.free_again.append(client)
 
+    def has(self, client: int, name: str, version: int) -> bool:
+        """One who has crashed since it was asked has forgotten what it answered to."""
+        known, asked_at = self.known.get((client, name), (None, 0.0))
+        return known == version and not (self.crashes and not self.stays(client, asked_at, self.now))
+
     # --- what happens ---
 
     def advance(self) -> bool:
-        """To the next time at which a place becomes free, and all of that time; False if there is none."""
+        """To the next time at which a place becomes free or somebody comes for one, and all of that time;
+        False if there is none.
+        """
         over: list[tuple[Job, bool]] = []
-        while self.events:
-            first = min(time for time, _, _ in self.events)
+        coming = self.next_coming()
+        came = False
+        while self.events or coming < math.inf:
+            first = min((time for time, _, _ in self.events), default=math.inf)
             if over and first > self.now:
+                break
+            if coming < first:
+                self.now, came = coming, True
                 break
             self.now = first
             event = next(event for event in self.events if event[0] == first)
             self.events.remove(event)
             _, what, job = event
             if what == "reached":
-                ends = self.now + self.duration(job)
-                self.steps.append(Step(job.client, job.round, self.now, ends, 1, job.ask.phase))
-                self.events.append((ends, "done", job))
+                self.work(job)
             elif what == "done":
                 self.answer(job)
             else:
                 over.append((job, what == "answered"))
-        for job, came in sorted(over, key=lambda one: one[0].number):
+        for job, answered in sorted(over, key=lambda one: one[0].number):
             del self.at_work[job.client]
             self.free_again.append(job.client)
-            self.lost_in_a_row = 0 if came else self.lost_in_a_row + 1
-            if came:
+            self.lost_in_a_row = 0 if answered else self.lost_in_a_row + 1
+            if answered:
                 for name, version in job.read.items():
                     key = job.client, name
-                    self.known[key] = max(version, self.known.get(key, version))
+                    self.known[key] = max((version, job.asked_at), self.known.get(key, (version, 0.0)))
                 self.take(job)
         limit = self.server.attempts * self.server.places(self.hub)
-        return bool(over) and self.lost_in_a_row < limit
+        return (came or bool(over)) and self.lost_in_a_row < limit
 
     def answer(self, job: Job) -> None:
         job.sent = self.now
@@ -288,9 +361,7 @@ class SlowBuffer:
             self.events.remove(event)
             self.now, what, job = event
             if what == "reached":
-                ends = self.now + self.duration(job)
-                self.steps.append(Step(job.client, job.round, self.now, ends, 1, job.ask.phase))
-                self.events.append((ends, "done", job))
+                self.work(job)
             elif what == "done":
                 self.answer(job)
             elif what == "answered":

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from asyncfed.errors import QuorumError, ScenarioError, TopologyError
+from asyncfed.errors import RunError, ScenarioError, TopologyError
 from asyncfed.network import Lockstep, Table, VirtualTime
 from asyncfed.network.buffer import Buffered, HingeDecay, NoDecay, PolynomialDecay
 from asyncfed.network.schedules.asked import Ask
@@ -49,7 +49,7 @@ class Played:
     looks: list[tuple[Snapshot, int, int]]  # after each move, with the messages recorded and their bytes
     messages: list[Message]
     steps: list[Any]
-    failure: QuorumError | None
+    failure: RunError | None
 
 
 def play(setting: Setting) -> Played:
@@ -117,7 +117,7 @@ def play(setting: Setting) -> Played:
             rows = sum(node != hub for _, node in alive.values())
             assert rows == look.unrecorded.on_the_way, "what nobody will absorb is released"
         schedule.finish()
-    except QuorumError as error:
+    except RunError as error:
         failure = error
     return Played(used, moved_at, looks, recording.messages_, recording.steps_, failure)
 

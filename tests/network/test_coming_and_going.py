@@ -357,6 +357,16 @@ def test_who_crashes_comes_back_with_nothing_and_begins_with_the_first_message()
     assert [snapshot.absorption.empty.tolist() for snapshot in look.snapshots[:4]] == [[], [1], [1], []]
 
 
+def test_who_is_woken_and_makes_no_step_any_more_has_nothing() -> None:
+    """The message of time 4 wakes it, and its step would end after the horizon."""
+    presence = GivenPresence({1: [(0.0, 1.5), (3.25, np.inf)]}, absence="crash")
+    setting = ring_of_two(presence).setting
+    played = play(setting, timing=VirtualTime(compute=1.0, presence=presence, horizon=4.5))
+    final = played.snapshots[-1].absorption
+    assert final.empty.tolist() == [1]
+    assert played.absorbed(final)[1] == []
+
+
 def test_who_leaves_for_good_hands_over_all_it_holds() -> None:
     graph = nx.complete_graph(3, create_using=nx.DiGraph)
     nx.set_edge_attributes(graph, 1.0, "probability")

@@ -5,6 +5,7 @@ rate.
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import warnings
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from asyncfed import DivergenceError, Lockstep, Scenario, UnsoundWarning, VirtualTime, load, run
-from asyncfed.network import Table, Timing
+from asyncfed.network import DrawnPresence, GivenPresence, Presence, Table, Timing
 from asyncfed.problems import bilevel_quadratic, quadratic
 from asyncfed.protocols import CDBO, DSGD, HGP, SGP, FedAvg, Local, LocalSteps, PushDIGing, PushPull
 from asyncfed.protocols.part import Method
@@ -72,6 +73,39 @@ def test_losses_that_nobody_makes_up_for_are_named(timing: Timing) -> None:
         replace(timing, running_sums=True),  # type: ignore[call-arg]
     ):
         assert not _said(replace(SCENARIO, timing=sound))
+
+
+@pytest.mark.parametrize("timing", [Lockstep(), VirtualTime()])
+def test_clients_that_crash_or_leave_are_named_where_that_makes_an_answer_wrong(timing: Timing) -> None:
+    def said(method: Method, presence: Presence) -> list[str]:
+        scenario = replace(SCENARIO, protocol=method, timing=replace(timing, presence=presence))
+        return [text.split(":")[0] for text in _said(scenario)]
+
+    comes_and_goes = {"there": "exponential(9)", "away": "exponential(1)"}
+    crash, pause = (DrawnPresence(**comes_and_goes, absence=absence) for absence in ("crash", "pause"))
+    leaves = {0: [(0.0, 5.0)], 1: [(2.0, 3.0), (4.0, 5.0)], 2: [(3.0, math.inf)], 3: []}
+    handed, lost = GivenPresence(leaves), GivenPresence(leaves, leaving="lost")
+    again = GivenPresence({0: [(0.0, 5.0)]}, period=8.0, leaving="lost")
+    for method in (SGP(5, 0.1), PushDIGing(5, 0.1), PushPull(5, 0.1)):
+        name = type(method).__name__
+        assert said(method, crash) == [f"{name} with clients that crash"]
+        assert said(method, pause) == said(method, again) == []
+        assert said(method, lost) == [
+            f"{name} with clients that leave for good with all they hold (client 0, 1)"
+        ]
+        tracked = [f"{name} with clients that leave for good (client 0, 1)"] if name != "SGP" else []
+        assert said(method, handed) == tracked
+
+
+def test_estimates_that_multiply_rounds_are_named_where_clients_come_and_go() -> None:
+    method = CDBO(SGP(2, 0.1), HGP(2, sampling="joint", expectations="exact"), outer_steps=3)
+    scenario = replace(SCENARIO, problem=bilevel_quadratic(clients=CLIENTS, seed=1), protocol=method)
+    assert not _said(scenario)
+    for absence, parts in (("pause", set()), ("crash", {"SGP", "Backward", "OuterPush"})):
+        presence = DrawnPresence("exponential(9)", "exponential(1)", absence=absence)  # type: ignore[arg-type]
+        said = _said(replace(scenario, timing=Lockstep(presence=presence)))
+        assert [text for text in said if "and here they come and go with the clients" in text]
+        assert {text.split()[0] for text in said if "clients that crash:" in text} == parts
 
 
 def test_every_part_that_loses_is_named_once() -> None:

@@ -14,7 +14,7 @@ from asyncfed import Lockstep, Scenario, ScenarioError, VirtualTime, load, run
 from asyncfed.network import DrawnPresence, GivenPresence
 from asyncfed.network.waves import Absorption, Sums, Wave
 from asyncfed.problems import quadratic
-from asyncfed.protocols import SGP, FedAvg, LocalSteps, PushDIGing, Scaffold, Server
+from asyncfed.protocols import SGP, Buffered, FedAvg, LocalSteps, PushDIGing, Scaffold, Server
 from asyncfed.protocols.part import Sizes
 from asyncfed.runtime.block import Observation
 from asyncfed.runtime.local import LocalBackend
@@ -62,6 +62,49 @@ def test_scaffold_with_absences_is_its_box_where_a_crash_forgets(absence: Any, t
     np.testing.assert_allclose(result.final["inner"][0].numpy(), x, rtol=0, atol=1e-12)
     np.testing.assert_allclose(result.final["clients/c_i"].numpy(), c_i, rtol=0, atol=1e-12)
     assert forgot == (2 if absence == "crash" else 0)
+
+
+@pytest.mark.parametrize("absence", ["pause", "crash"])
+def test_scaffold_with_a_server_that_does_not_wait_is_its_box_too(absence: Any, tmp_path: Path) -> None:
+    """Along the trace: whose work began from which model, and which answers count in which move."""
+    given = quadratic(clients=4, dimension=2, seed=2)
+    A, b = (tensor.numpy() for tensor in given.data.train.tensors)
+    there = {1: [(0, 4), (4.5, 99)], 2: [(0, 1.5), (2, 7), (7.25, 99)], 3: [(1, 9)]}
+    result = serve(
+        given,
+        Scaffold(20, LocalSteps(0.05, steps=2), server=Buffered(2)),
+        tmp_path / "run",
+        start={"y": np.ones(2)},
+        timing=VirtualTime("exponential(0.5)", presence=GivenPresence(there, absence=absence)),
+    )
+    steps, messages = result.trace.steps(), result.trace.to_pandas()
+    answers = messages[(messages.receiver == 4) & (messages.status == "delivered")]
+    x, c, c_i = np.ones(2), np.zeros(2), np.zeros((4, 2))
+    moves: dict[tuple[int, float], Any] = {}  # by client and when they are sent
+    ended: dict[int, float] = {}
+    forgot = 0
+    for k in range(20):
+        for work in steps[(steps.step == k) & (steps.client < 4)].sort_values("started_at").itertuples():
+            i = work.client
+            before = ended.get(i, work.started_at)
+            crashed = i in there and not any(lo <= before and work.started_at < hi for lo, hi in there[i])
+            if absence == "crash" and crashed:
+                forgot += c_i[i].any()
+                c_i[i] = 0.0
+            ended[i] = work.ended_at
+            y = x
+            for _ in range(2):
+                y = y - 0.05 * (A[i] @ (y - b[i]) - c_i[i] + c)
+            renewed = c_i[i] - c + (x - y) / (2 * 0.05)
+            moves[i, work.ended_at] = y - x, renewed - c_i[i]
+            c_i[i] = renewed
+        used = [moves[row.sender, row.sent_at] for row in answers[answers.absorbed_step == k].itertuples()]
+        assert len(used) == 2
+        dy, dc = (np.mean(some, axis=0) for some in zip(*used, strict=True))
+        x, c = x + dy, c + 2 / 4 * dc
+    np.testing.assert_allclose(result.final["inner"][0].numpy(), x, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result.final["clients/c_i"].numpy(), c_i, rtol=0, atol=1e-12)
+    assert forgot == (3 if absence == "crash" else 0)
 
 
 @pytest.mark.parametrize(

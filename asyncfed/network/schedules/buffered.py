@@ -41,7 +41,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncfed.errors import QuorumError
+from asyncfed.errors import QuorumError, RunError
 from asyncfed.network.buffer import Buffered
 from asyncfed.network.distributions import Distribution, Table
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
@@ -270,8 +270,8 @@ class BufferedSchedule:
         if not self._attended.always:
             reborn = self._attended.reborn(clients, reached, reached, done, void)
             for at in np.flatnonzero(void).tolist():
-                self._hold(ask, int(clients[at]), int(numbers[at]), float(done[at]))
-            self._attended.owe(clients[void & reborn])
+                until = float(done[at]) if self._pace is not None else now + 1.0
+                self._hold(ask, int(clients[at]), int(numbers[at]), until)
             clients, numbers, reached, done = clients[~void], numbers[~void], reached[~void], done[~void]
             reborn = reborn[~void]
         if not len(clients):
@@ -327,7 +327,7 @@ class BufferedSchedule:
         next_one = self._under_way[0][0] if self._under_way else np.inf
         coming = self._next_coming()
         if min(next_one, coming) == np.inf:
-            self._give_up(ask)
+            self._nobody_comes(ask)
         self.now = min(next_one, coming)
         while self._under_way and self._under_way[0][0] == self.now:
             _, number, work = heapq.heappop(self._under_way)
@@ -397,6 +397,17 @@ class BufferedSchedule:
         self.finish()
         raise QuorumError(
             ask.phase, ask.kind, self.round, here, self._needed, self._places, self._server.attempts
+        )
+
+    def _nobody_comes(self, ask: Ask) -> None:
+        """Nobody is at work, and nobody who may be asked is there or will be."""
+        self._write_down(ask)
+        here = len(self._held.get(ask.series, ()))
+        self.finish()
+        raise RunError(
+            f"at time {self.now:g} round {self.round} ({ask.phase}, {ask.kind}) has {here} of the "
+            f"{self._needed} answers it needs, nobody is at work, and none of the {self.n} clients is there "
+            "or will come any more; let some stay, or ask for fewer rounds"
         )
 
     # --- moving --------------------------------------------------------------------------------------
@@ -479,18 +490,23 @@ class BufferedSchedule:
         requested, self._requested = self._requested, []
         if requested:
             clients, status, sent, arrives, sizes = zip(*requested, strict=True)
-            counts = [len(some) for some in clients]
+            counts, came, fate = (
+                [len(some) for some in clients],
+                np.concatenate(arrives),
+                np.concatenate(status),
+            )
             self._wire.record(
-                self._node, np.concatenate(clients), np.concatenate(status), step=self.round,
-                sent_at=np.repeat(sent, counts), arrived_at=np.concatenate(arrives), absorbed_step=self.round,
-                weight=1.0, bytes=np.concatenate(sizes), phase=ask.phase, kind=REQUEST,
+                self._node, np.concatenate(clients), fate, step=self.round, sent_at=np.repeat(sent, counts),
+                arrived_at=came, absorbed_step=self.round, weight=1.0, bytes=np.concatenate(sizes),
+                phase=ask.phase, kind=REQUEST,
             )  # fmt: skip
+            early = (came > self.now) & (fate == Status.DELIVERED)
+            if early.any():
+                self._arriving = np.append(self._arriving, came[early])
         begun, self._begun = self._begun, []
         if begun:
             workers, started, done = (np.concatenate(column) for column in zip(*begun, strict=True))
             self._ended.add(workers, done)
-            if (started > self.now).any():
-                self._arriving = np.append(self._arriving, started)
             self._wire.record_steps(
                 workers, step=self.round, started_at=started, ended_at=done, absorbed=1, phase=ask.phase
             )

@@ -101,8 +101,8 @@ class Paces:
         return bool(len(self._ahead)) or bool(np.isfinite(self._start).any()) or self._refused >= now
 
     def empty(self, now: float) -> BoolArray:
-        """Who has nothing at that time: it has crashed, or has not come yet, and nothing has reached it."""
-        nothing: BoolArray = np.isfinite(self.hollow) & (self._crashed <= now)
+        """Who has nothing at that time: it has crashed, or has not come yet, and has not begun since."""
+        nothing: BoolArray = self._reborn & (self._crashed <= now)
         return nothing
 
     def wake(self, client: int, time: float) -> None:
