@@ -354,7 +354,7 @@ class PacedSchedule:
             if self._running_sums is not None:
                 self._record(self._running_sums.waiting, int(Status.LOST), -1)
         else:
-            here = int(np.count_nonzero(box.arrives <= time))
+            here = int(np.count_nonzero((box.arrives <= time) & ~box.carried))  # what is carried was lost
             waits = 0 if self._running_sums is None else len(self._running_sums.waiting)
             sent = len(box) + waits
             unrecorded = Unrecorded(here, sent - here, sent * self._talk.message_bytes)
