@@ -203,6 +203,26 @@ def test_a_request_waits_for_the_servers_uplink_and_an_answer_that_never_comes_t
         assert played.closed_at == [closed]
 
 
+@pytest.mark.parametrize(
+    ("there", "status", "closed"),
+    [
+        ([(0.0, 9.0)], "DELIVERED", 5.0),
+        ([(0.0, 1.0), (2.0, 9.0)], "LOST", 3.0),  # when it reaches its client, at 1
+        ([(0.0, 2.0), (4.0, 9.0)], "LOST", 3.0),  # when it has been taken in, at 3
+    ],
+)
+def test_a_request_finds_its_client_when_it_reaches_it_and_when_it_has_been_taken_in(
+    there: list[tuple[float, float]], status: str, closed: float
+) -> None:
+    """8 bytes at 4 per unit into client 1. The answer of client 0 is there at 3."""
+    graph = star(2)
+    graph.nodes[1]["downlink"] = 4.0
+    timing = VirtualTime(compute=1.0, latency=1.0, presence=GivenPresence({1: there}))
+    played = play(Setting(graph, timing, Server(), (ask_of([0, 1]),), 0))
+    assert [row.status.name for row in played.messages if row.receiver == 1] == [status]
+    assert played.closed_at == [closed]
+
+
 @law
 @given(attended())
 def test_a_servers_downlink_takes_in_one_answer_at_a_time(case: tuple[Setting, Table]) -> None:

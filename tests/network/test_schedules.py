@@ -588,8 +588,8 @@ def test_senders_weights_add_up_at_the_sender_and_receivers_at_the_receiver(sett
         for client, sources in pushed.items():
             kept.update({(sender, step): weight for sender, step, weight in sources if sender == client})
             assert [source[:2] for source in pulled[client]] == [source[:2] for source in sources]
-            if sources:
-                share = 1 / len(sources)
+            if sources:  # beside what it began with, where it has made no step yet
+                share = 1 / (1 + sum(sender != client for sender, *_ in sources))
                 assert [weight for *_, weight in pulled[client]] == pytest.approx([share] * len(sources))
     given_away: Counter[tuple[int, int]] = Counter()
     for row in played.rows:

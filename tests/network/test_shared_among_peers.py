@@ -229,3 +229,15 @@ def test_by_hand_what_a_downlink_has_taken_in_is_lost_with_one_who_crashes_or_le
         there = [(0.0, 1.1875), *([(back, np.inf)] if back < np.inf else [])]
         presence = GivenPresence({3: there}, absence=absence)
         assert to_the_last(VirtualTime(compute=1.0, presence=presence))[0, 2] == expected
+
+
+def test_by_hand_who_comes_back_with_nothing_begins_when_its_first_message_has_been_taken_in() -> None:
+    """Node 3 crashes at 0.5 and is back at 0.75. What reaches it at 1.125 arrives at 1.625."""
+    presence = GivenPresence({3: [(0.0, 0.5), (0.75, np.inf)]}, absence="crash")
+    timing = VirtualTime(compute=1.0, presence=presence)
+    setting = Setting(inward(0.25, 0.25, 0.125), timing, steps=3, message_bytes=8, snapshot_every=0.875)
+    played = play(setting)
+    steps = [(row.step, row.started_at) for row in played.step_rows if row.client == 3]
+    assert steps == [(0, 1.625), (1, 2.625), (2, 3.625)]
+    looks = {look.time: look.absorption.empty.tolist() for look in played.snapshots}
+    assert (looks[0.875], looks[1.75]) == ([3], [])
