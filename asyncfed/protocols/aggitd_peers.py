@@ -118,6 +118,10 @@ class PeerAggITD(AmongPeers):
     def passes_on(self) -> tuple[str, ...]:
         return ("h", "p", "q", "z")
 
+    @property
+    def exact(self) -> tuple[str, ...]:
+        return ()  # ω is of one mean, and not passed on
+
     def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
         number = 0
         for rounds in self.with_server().iterations(streams):
