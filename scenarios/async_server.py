@@ -130,7 +130,8 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
         f"What it costs to come to {100 * goal:g}%",
         pd.DataFrame([_line(cell, runs, goal) for cell in cells]),
         (
-            "means over seeds ± standard error; seconds are virtual; bytes are all that was sent",
+            "means over seeds ± standard error; seconds are virtual; bytes are of all requests so far and of "
+            "their answers, also of those that clients are still at work on",
             "sooner, fewer: FedAvg's cost divided by this one's (geometric mean over seeds, 95% interval)",
         ),
     )
