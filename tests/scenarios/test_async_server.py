@@ -70,6 +70,21 @@ def test_a_quorum_hears_the_fast(small: StudyResult) -> None:
     assert share[QUORUM] < min(share[method] for method in METHODS if method != QUORUM)
 
 
+def test_who_does_not_wait_keeps_its_places_filled(small: StudyResult) -> None:
+    """Four at most; not those of a quorum's clients who are left behind."""
+    used = small.summary.tables[1].frame.set_index(["data", "method"])
+    busy = {method: float(used.loc[("iid", method), "at work"]) for method in METHODS}
+    assert busy[FEDAVG] < busy[FEDBUFF] <= 4
+    assert busy[FEDAVG] < busy[FEDASYNC] <= 4
+    assert busy[QUORUM] > busy[FEDBUFF]
+    result = small.results[f"iid/{FEDAVG}/seed-0"]
+    waited = result.trace.rounds()
+    span = (waited["ended_at"] - waited["started_at"]).sum()
+    works = result.trace.steps()
+    works = works[works["client"] < 20]
+    assert async_server.at_work(result) == pytest.approx((works.ended_at - works.started_at).sum() / span)
+
+
 def test_with_parts_left_out_nothing_is_said_about_them(small: StudyResult) -> None:
     some = {name: result for name, result in small.results.items() if f"/{FEDBUFF}/" in name}
     made = summarise(some, 0.3)
