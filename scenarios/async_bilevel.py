@@ -8,13 +8,17 @@ everybody it has asked, so a round takes as long as its slowest client.
 Rates are those of `aggitd_table2`, nothing is tuned. FedNest and AggITD: five inner epochs in minibatches of
 10 at 0.003, τ = 5 outer steps at 0.01, λ = 0.01. SimFBO takes the same rates (y: the inner one, v: λ, x: the
 outer one) for τ simultaneous steps on minibatches of 60, one epoch, and its server goes as far as the clients
-do (γ = τ η). AggITD without a server makes every mean by `mean_rounds` rounds of push-sum on links that come
-and go one way (StoD of 001), with everybody taking part, and its local steps take time as theirs do.
+do (γ = τ η). The same with a buffer keeps as many clients at work as the others ask, moves on half as many
+answers, and counts a stale one (1 + s)^−½. AggITD without a server makes every mean by `mean_rounds` rounds
+of push-sum on links that come and go one way (StoD of 001), with everybody taking part, and its local steps
+take time as theirs do.
 
 Time is counted in steps, not in samples: a minibatch of 60 takes as long as one of 10, which is in favour of
 SimFBO: an iteration of AggITD costs about ten times its round in steps, and about five times in samples.
 
-With a server all make `rounds` communication rounds; without, as many iterations as AggITD makes with them.
+With a server all make `rounds` communication rounds, and with a buffer twice as many, which are as many
+answers; without a server, as many iterations as AggITD makes with them. Two seeds, but one for AggITD without
+a server, which takes the longest; methods are compared in the seeds that both have.
 """
 
 from __future__ import annotations
@@ -27,7 +31,17 @@ import numpy as np
 
 from asyncfed import Result, Scenario, Study, Summary, SummaryTable, VirtualTime
 from asyncfed.problems import Problem, hyper_representation
-from asyncfed.protocols import AggITD, FedNest, LocalSteps, Neumann, PeerAggITD, Server, SimFBO
+from asyncfed.protocols import (
+    AggITD,
+    Buffered,
+    FedNest,
+    LocalSteps,
+    Neumann,
+    PeerAggITD,
+    PolynomialDecay,
+    Server,
+    SimFBO,
+)
 from asyncfed.rng import Streams
 from scenarios._server_methods import (
     PARTITIONS,
@@ -46,16 +60,18 @@ from scenarios._server_methods import (
 )
 from topologies import star, stochastic_directed
 
-FEDNEST, AGGITD, SIMFBO, PEERS = "FedNest", "FBO-AggITD", "SimFBO", "AggITD-without-server"
-METHODS = (FEDNEST, AGGITD, SIMFBO, PEERS)
-PAIRS = ((AGGITD, FEDNEST), (SIMFBO, AGGITD), (PEERS, AGGITD))
+FEDNEST, AGGITD, SIMFBO, BUFFERED = "FedNest", "FBO-AggITD", "SimFBO", "SimFBO-buffered"
+PEERS = "AggITD-without-server"
+METHODS = (FEDNEST, AGGITD, SIMFBO, BUFFERED, PEERS)
+PAIRS = ((AGGITD, FEDNEST), (SIMFBO, AGGITD), (BUFFERED, SIMFBO), (PEERS, AGGITD))
 AXES = {"virtual_time": ("s", 1.0), "bytes": ("GB", 1e9)}
 
-Runs = Mapping[str, Sequence[Result]]  # of every method, one per seed
+Runs = Mapping[str, Mapping[str, Result]]  # of every method, by seed
 
 
 def study(
-    seeds: int = 1,
+    seeds: int = 2,
+    peer_seeds: int = 1,
     rounds: int = 200,
     clients: int = 20,
     samples: int = 600,
@@ -89,9 +105,13 @@ def study(
         if method == PEERS:
             return PeerAggITD(rounds // 5, inner, mean_rounds, outer, scale=scale, timed=True)
         server: dict[str, Any] = {"server": Server(participation=participation), "max_rounds": rounds}
-        if method == SIMFBO:
+        if method == BUFFERED:
+            at_work = max(1, int(participation * clients + 0.5))
+            half = Buffered(max(1, at_work // 2), at_work, decay=PolynomialDecay(0.5))
+            server = {"server": half, "max_rounds": 2 * rounds}
+        if method in (SIMFBO, BUFFERED):
             return SimFBO(
-                rounds,
+                server["max_rounds"],
                 LocalSteps(inner_lr, steps=tau, batch=simfbo_batch),
                 outer_lr,
                 v_lr=scale,
@@ -116,7 +136,12 @@ def study(
             seed=number,
         )
 
-    names = [f"{method}/seed-{seed}" for seed in range(seeds) for method in METHODS]
+    names = [
+        f"{method}/seed-{seed}"
+        for seed in range(seeds)
+        for method in METHODS
+        if method != PEERS or seed < peer_seeds
+    ]
 
     def summary(results: Mapping[str, Result]) -> Summary:
         return summarise(results, goal)
@@ -127,9 +152,10 @@ def study(
 def summarise(results: Mapping[str, Result], goal: float = 0.8) -> Summary:
     import pandas as pd
 
-    runs: dict[str, list[Result]] = {}
+    runs: dict[str, dict[str, Result]] = {}
     for name, result in results.items():
-        runs.setdefault(name.split("/")[0], []).append(result)
+        method, seed = name.split("/")
+        runs.setdefault(method, {})[seed] = result
     table = SummaryTable(
         f"What it costs to come to {100 * goal:g}%, and in all",
         pd.DataFrame([_line(method, runs[method], goal) for method in METHODS if method in runs]),
@@ -141,7 +167,7 @@ def summarise(results: Mapping[str, Result], goal: float = 0.8) -> Summary:
     )
 
     def draw(path: Path) -> object:
-        first = {method: runs[method][0] for method in METHODS if method in runs}
+        first = {method: next(iter(runs[method].values())) for method in METHODS if method in runs}
         return draw_costs(
             path,
             "Hyper-representation at log-normal paces, first seed",
@@ -153,7 +179,8 @@ def summarise(results: Mapping[str, Result], goal: float = 0.8) -> Summary:
     return Summary([table], _findings(runs), {"accuracy": draw})
 
 
-def _line(method: str, runs: Sequence[Result], goal: float) -> dict[str, Any]:
+def _line(method: str, by_seed: Mapping[str, Result], goal: float) -> dict[str, Any]:
+    runs = list(by_seed.values())
     level = _together([at_end(run) for run in runs])
     made = float(np.mean([iterations(run) for run in runs]))
     line: dict[str, Any] = {
@@ -179,15 +206,16 @@ def _cost_to(result: Result, column: str, goal: float) -> float | None:
 
 
 def _findings(runs: Runs) -> list[Finding]:
-    """Each pair where both have spent the same: as much as the one that is done first."""
+    """Each pair where both have spent the same: as much as the one that is done first, in seeds of both."""
     findings: list[Finding] = []
     for better, other in PAIRS:
-        if better not in runs or other not in runs:
+        seeds = [seed for seed in runs.get(better, {}) if seed in runs.get(other, {})]
+        if not seeds:
             continue
         for column, (unit, size) in AXES.items():
-            both = (*runs[better], *runs[other])
-            most = min(float(run.metrics[column].iloc[-1]) for run in both)
-            a, b = (_together([_at(run, column, most) for run in runs[one]]) for one in (better, other))
+            ours, theirs = ([runs[one][seed] for seed in seeds] for one in (better, other))
+            most = min(float(run.metrics[column].iloc[-1]) for run in (*ours, *theirs))
+            a, b = (_together([_at(run, column, most) for run in some]) for some in (ours, theirs))
             where = f"after {most / size:.3g} {unit}"
             if np.isnan(a.mean + b.mean):
                 findings.append((f"{where}: too few evaluations of {better} or {other} to compare", None))

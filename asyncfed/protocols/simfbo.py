@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import ScenarioError
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
@@ -97,7 +98,7 @@ class SimFBO(WithServer):
     v_lr: LearningRate | None = None
     server_rates: tuple[float, float, float] | None = None
     normalise: bool = True
-    server: Server = field(default_factory=Server)
+    server: AnyServer = field(default_factory=Server)
     max_rounds: int | None = None
 
     opening: ClassVar[Round] = ZeroSolution()
