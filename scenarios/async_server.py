@@ -93,14 +93,16 @@ def study(
 
     def scenario(partition: str, method: str, seed: str) -> Scenario:
         number = int(seed.removeprefix("seed-"))
-        paces = np.exp(spread * Streams(number).generator("paces").standard_normal(clients))
         made, per_move = protocol(method)
         return Scenario(
             problem=problem(partition, number),
             topology=star(clients),
             protocol=made,
             timing=VirtualTime(
-                Exponential(1 / steps), factors=tuple(paces.tolist()), latency=latency, bandwidth=bandwidth
+                Exponential(1 / steps),
+                factors=tuple(paces(seed, clients, spread).tolist()),
+                latency=latency,
+                bandwidth=bandwidth,
             ),
             evaluate_every=max(1, at_work // per_move),
             seed=number,
@@ -114,12 +116,18 @@ def study(
     ]
 
     def summary(results: Mapping[str, Result]) -> Summary:
-        return summarise(results, goal)
+        return summarise(results, goal, spread)
 
     return Study("async_server", parts_of(scenario, names), summary)
 
 
-def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
+def paces(seed: str, clients: int, spread: float) -> FloatArray:
+    """How many times slower each client is, by the name of a seed."""
+    number = int(seed.removeprefix("seed-"))
+    return np.exp(spread * Streams(number).generator("paces").standard_normal(clients))
+
+
+def summarise(results: Mapping[str, Result], goal: float = 0.9, spread: float = 1.0) -> Summary:
     import pandas as pd
 
     runs: dict[Cell, dict[str, Result]] = {}
@@ -138,7 +146,7 @@ def summarise(results: Mapping[str, Result], goal: float = 0.9) -> Summary:
     )
     used = SummaryTable(
         "Answers that were used, and where they led",
-        pd.DataFrame([_use(cell, runs[cell]) for cell in cells]),
+        pd.DataFrame([_use(cell, runs[cell], spread) for cell in cells]),
         (
             "at work: clients, on average over the run, of whom a quorum leaves many behind; stale: moves of "
             "the server between request and use; slower half: their share of the answers",
@@ -212,13 +220,12 @@ def _line(cell: Cell, runs: Runs, goal: float) -> dict[str, Any]:
     return line | {"seeds": len(runs[cell])}
 
 
-def _use(cell: Cell, runs: Mapping[str, Result]) -> dict[str, Any]:
+def _use(cell: Cell, runs: Mapping[str, Result], spread: float) -> dict[str, Any]:
     used = [_answers(run) for run in runs.values()]
     stale = np.concatenate([one["staleness"].to_numpy(dtype=float, na_value=0.0) for one in used])
     slower = []
-    for run, one in zip(runs.values(), used, strict=True):
-        assert isinstance(run.scenario.timing, VirtualTime)
-        factors = np.asarray(run.scenario.timing.factors)
+    for (seed, run), one in zip(runs.items(), used, strict=True):
+        factors = paces(seed, _clients(run), spread)
         slower.append(float((factors[one["sender"]] > np.median(factors)).mean()))
     ends = np.array([at_end(run).mean for run in runs.values()])
     return {
@@ -238,14 +245,21 @@ def at_work(result: Result) -> float:
     """How many clients were at work, on average over the run."""
     end = float(result.metrics["virtual_time"].iloc[-1])
     steps = result.trace.steps()
-    works = steps[steps["client"] < result.scenario.clients]
+    works = steps[steps["client"] < _clients(result)]
     return float((works["ended_at"].clip(upper=end) - works["started_at"].clip(upper=end)).sum() / end)
+
+
+def _clients(result: Result) -> int:
+    """The server has the number after theirs. (`Result.scenario` would read the data again.)"""
+    server = result.trace.server
+    assert server is not None
+    return server
 
 
 def _answers(result: Result) -> Any:
     """The messages that the server used."""
     sent = result.trace.to_pandas()
-    return sent[(sent["receiver"] == result.scenario.clients) & (sent["status"] == "delivered")]
+    return sent[(sent["receiver"] == _clients(result)) & (sent["status"] == "delivered")]
 
 
 def _by_seed(cell: Cell, runs: Mapping[str, Result], goal: float) -> dict[str, Any]:
