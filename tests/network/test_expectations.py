@@ -229,7 +229,9 @@ def test_without_a_single_send_there_is_nothing_to_expect() -> None:
     network = compile_network(complete(3, directed=True))
     with pytest.raises(
         ScenarioError,
-        match=re.escape("let the part before it make at least one step that sends, or use the exact"),
+        match=re.escape(
+            "let the part before it make at least one step that sends while all are there, or use the exact"
+        ),
     ):
         Tally(network).expectations()
     tally = Tally(network)
