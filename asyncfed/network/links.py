@@ -121,12 +121,11 @@ class Network:
             return drawn < self.probability[edges]
         return drawn < self.over_time.limits(streams, edges, at)
 
-    def lost(self, streams: Streams, step: int, lo: int = 0, hi: int | None = None) -> BoolArray:
-        """Which messages are lost on the way, were they sent at that step of their sender."""
-        hi = self.edges if hi is None else hi
+    def lost(self, streams: Streams, step: int) -> BoolArray:
+        """Which messages are lost on the way, of every edge, were they sent at that step of their sender."""
         if self.lossless:
-            return np.zeros(hi - lo, dtype=np.bool_)
-        return streams.uniforms("loss", step, lo, hi) < self.loss[lo:hi]
+            return np.zeros(self.edges, dtype=np.bool_)
+        return streams.uniforms("loss", step, 0, self.edges) < self.loss
 
     def lost_of(self, streams: Streams, edges: IntArray, steps: IntArray) -> BoolArray:
         """The same draws, for some edges at steps of their senders."""

@@ -173,7 +173,7 @@ def test_messages_are_lost_as_often_as_declared_and_independently_of_the_links()
     up = draws(network, seed=1).astype(float)
     for e in range(network.edges):
         assert abs(np.corrcoef(up[:, e], lost[:, e])[0, 1]) < 4 / np.sqrt(STEPS)
-    assert network.lost(streams, 5, 3, 7).tolist() == lost[5, 3:7].tolist()
+    assert network.lost_of(streams, np.arange(3, 7), np.full(4, 5)).tolist() == lost[5, 3:7].tolist()
     assert not compile_network(graph).lost(streams, 5).any()
 
 
