@@ -25,8 +25,10 @@ from asyncfed.rng import Streams
 from asyncfed.runtime.backend import Backend
 from asyncfed.runtime.block import Tap
 from asyncfed.runtime.directory import RunDirectory
+from asyncfed.runtime.evaluation import Evaluation
 from asyncfed.runtime.local import LocalBackend
-from asyncfed.runtime.loop import Evaluation, Stage, execute
+from asyncfed.runtime.loop import execute
+from asyncfed.runtime.stage import Stage
 from asyncfed.scenario import Scenario, check
 from asyncfed.scenario_data import scenario_to_data
 from asyncfed.trace import Totals, TraceWriter

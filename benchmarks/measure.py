@@ -11,8 +11,10 @@ import torch
 
 from asyncfed import Scenario
 from asyncfed.rng import Streams
+from asyncfed.runtime.evaluation import Evaluation
 from asyncfed.runtime.local import LocalBackend
-from asyncfed.runtime.loop import Evaluation, Stage, Tick, execute
+from asyncfed.runtime.loop import execute
+from asyncfed.runtime.stage import Stage, Tick
 from asyncfed.scenario import check
 from asyncfed.trace import TraceWriter
 

@@ -23,8 +23,10 @@ import numpy.typing as npt
 from asyncfed.errors import ScenarioError, TopologyError, UnsoundWarning
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
 from asyncfed.network.weights import SendersShares, Sends, Shares
+from asyncfed.recall import recalled
 
 
+@recalled()
 @dataclass(frozen=True, eq=False)
 class Expectations:
     """Of all clients; each entry is the knowledge of one of them."""
@@ -55,6 +57,7 @@ def exact_expectations(network: Network, shares: Shares, pace: FloatArray) -> Ex
     return Expectations(sent, kept, heard * pace[network.senders] / pace[network.receivers])
 
 
+@recalled(given=("_network",))
 class Tally:
     """Counts, for every client, what it can see itself: its own sends and steps, and what reaches it."""
 

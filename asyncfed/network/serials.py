@@ -11,10 +11,13 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.recall import recalled
+
 IntArray = npt.NDArray[np.int64]
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
+@recalled()
 class SerialTable:
     """Named integer columns indexed by payload serial."""
 
@@ -43,6 +46,11 @@ class SerialTable:
         there = (at >= 0) & (at < len(self._alive))
         there[there] = self._alive[at[there]]
         return there
+
+    def entries(self) -> tuple[IntArray, dict[str, IntArray]]:
+        """All payloads in the table, in order, and their columns; `add` puts them into another."""
+        at = np.flatnonzero(self._alive)
+        return self._base + at, {name: column[at] for name, column in self._columns.items()}
 
     def forget(self, serials: IntArray) -> None:
         self._alive[serials - self._base] = False

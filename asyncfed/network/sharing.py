@@ -29,6 +29,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.recall import recalled
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
@@ -77,6 +79,7 @@ def downlink_arrives(
     return _one_by_one(reaching, receivers, senders, sizes, rate, busy)
 
 
+@recalled(given=("_rate",))
 class Intake:
     """The downlink of one node that wants to know what is coming: what is certain, and forecasts beside it.
 

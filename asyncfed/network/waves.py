@@ -191,6 +191,13 @@ class Conversation:
 
 
 class Schedule(Protocol):
-    """One part of a run, as waves and snapshots; the last thing it yields is the final snapshot."""
+    """One part of a run, as waves and snapshots; the last thing it yields is the final snapshot.
+
+    It can be put down where it `rests`, and goes on from there: all it needs is in its attributes.
+    """
+
+    @property
+    def rests(self) -> bool:
+        """Whether it could be put down after what it has yielded last."""
 
     def __iter__(self) -> Iterator[Wave | Snapshot]: ...

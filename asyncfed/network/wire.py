@@ -26,6 +26,7 @@ import numpy as np
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
 from asyncfed.network.sharing import downlink_arrives, uplink_leaves
 from asyncfed.network.waves import Recorder, Status
+from asyncfed.recall import recalled
 from asyncfed.rng import Streams
 
 
@@ -48,6 +49,7 @@ class Fates:
         return np.where(self.goes, np.uint8(Status.DELIVERED), np.where(self.up, lost, down))
 
 
+@recalled(given=("network", "_streams", "_recorder", "_instant", "_all_ordered", "_any_ordered"))
 class Wire:
     """The links of one network, over one part among peers or a whole run with a server."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from asyncfed.network.waves import Snapshot, Wave
 from asyncfed.protocols.part import Act, Part, Tensors
 from asyncfed.runtime.block import Reports
 from asyncfed.runtime.judging import Measurement
+from asyncfed.runtime.state import State
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,7 @@ class Placement:
     clients_per_actor: int
     device: str
     note: str = ""
+    threads: int = 1  # of torch, in each process
 
 
 class Backend(Protocol):
@@ -48,6 +51,19 @@ class Backend(Protocol):
     def final(self) -> Tensors:
         """What the nodes that decide have in the end: all clients stacked, or the server (and, with
         "clients/" before their names, what the clients remember).
+        """
+
+    def state(self) -> Callable[[], State]:
+        """All that the rest of the run depends on, as it is now. What is returned hands it over: it may be
+        called later and in another thread, while the run goes on.
+        """
+
+    def restore(self, state: State, part: Part | None) -> None:
+        """Be as `state` was taken, in the middle of that part (None with a server)."""
+
+    def recover(self) -> str:
+        """After somebody was lost: put others in the place of those who are gone, and be as at the beginning
+        of the run. Returns whose places they were.
         """
 
     def close(self) -> None: ...

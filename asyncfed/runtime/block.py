@@ -54,6 +54,7 @@ from asyncfed.runtime.guards import (
 )
 from asyncfed.runtime.judging import Measurement, measured
 from asyncfed.runtime.pool import Mixing, Pool
+from asyncfed.runtime.state import State, copied, joined
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -128,6 +129,7 @@ class Block:
         self._borrowed: set[str] = set()  # of the memory: what also stands in the store
         self._kept: set[str] = set()  # of the store: what clients remember between rounds
         self._carries: dict[str, int] = {}
+        self._emitted: tuple[str, ...] = ()  # variables of the last payload
         self._exact: tuple[str, ...] = ()  # of the open part: what is in doubles
         self._spare: dict[str, list[Tensor]] = {}
         self._chunk = 1
@@ -243,6 +245,46 @@ class Block:
         for key, value in found.items():
             self._require_finite(part, key, value, inbox, everyone, steps)
         self.store = self.store | found
+
+    # --- going on later ------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """All that steps to come depend on, copied: what is made anew from the scenario is not part of it."""
+        held = {name: value for name, value in self._residue.items() if value is not None}
+        boards = {
+            f"{serial}/{name}": value for serial, own in self._boards.items() for name, value in own.items()
+        }
+        parts = {
+            "store": State(copied(self.store)),
+            "residue": State(copied(held)),
+            "memory": State(copied(self._memory)),
+            "boards": State(copied(boards)),
+            "pool": self._pool.state(),
+        }
+        facts = {"first_step": self._first_step, "chunk": self._chunk}
+        return joined(parts, facts | {"exchanged": list(self._residue), "kept": sorted(self._kept)})
+
+    def restore(self, state: State, part: Part | None) -> None:
+        """Be as `state` was taken, in the middle of that part (among peers)."""
+
+        def mine(prefix: str) -> Tensors:
+            tensors = state.under(prefix).tensors
+            return {name: value.to(self._device, copy=True) for name, value in tensors.items()}
+
+        facts = state.facts
+        self.store, self._memory = mine("store"), mine("memory")
+        self._borrowed, self._kept = set(), set(facts["kept"])
+        self._residue = dict.fromkeys(facts["exchanged"]) | mine("residue")
+        self._boards = {}
+        for name, value in mine("boards").items():
+            serial, _, variable = name.partition("/")
+            self._boards.setdefault(int(serial), {})[variable] = value
+        self._part, self._first_step = part, int(facts["first_step"])
+        self._carries, self._exact = ({}, ()) if part is None else (part.carries(self._sizes), part.exact)
+        self._spare = {name: [] for name in self._residue}
+        self._chunk = int(facts["chunk"])
+        self._pool = Pool(self.k, self._dtype, self._device)
+        self._pool.restore(state.under("pool"))
 
     # --- absorbing -----------------------------------------------------------------------------------
 

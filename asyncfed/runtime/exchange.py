@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from asyncfed.network.serials import SerialTable
 from asyncfed.network.waves import NO_NODES, Absorption, Channel, Common, MatrixSums, Sums, Wave
+from asyncfed.runtime.state import State, of_arrays
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -172,6 +173,31 @@ class Exchange:
         self._living: dict[int, int] = {}  # rows of each object that may still be absorbed
         self._to_release: list[list[int]] = [[] for _ in self.ranges]
         self._next_object = 0
+
+    def state(self) -> State:
+        """Where every payload is; what was not told to its owner yet; which objects there are."""
+        serials, columns = self._payloads.entries()
+        living = np.array([*self._living.items()], dtype=np.int64).reshape(-1, 2)
+        release = {f"release/{place}": np.array(own) for place, own in enumerate(self._to_release) if own}
+        numbers = {"serials": serials, "living": living} | columns | release
+        return State(of_arrays(numbers), {"next_object": self._next_object})
+
+    def restore(self, state: State) -> None:
+        """Be as `state` was taken, of blocks with the same nodes."""
+        self.reset()
+        serials = state.array("serials")
+        if len(serials):
+            columns = {name: state.array(name) for name in ("object", "row", "owner")}
+            self._payloads.add(serials, **columns)
+        self._living = dict(state.array("living").tolist())
+        self._next_object = int(state.facts["next_object"])
+        for place, told in state.under("release").tensors.items():
+            self._to_release[int(place)] = told.tolist()
+
+    @property
+    def objects(self) -> list[int]:
+        """Those that may still be read."""
+        return list(self._living)
 
     def tasks(self, wave: Wave, *, single: bool = False) -> list[Task]:
         """What each block concerned does; `single` where single messages are wanted, so that no sums go."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import torch
 
+from asyncfed.errors import RunError
 from asyncfed.network.waves import Absorption, Common, Snapshot, Wave
 from asyncfed.problems.problem import Problem
 from asyncfed.problems.threads import WORTH_SHARING
@@ -15,6 +17,7 @@ from asyncfed.runtime.backend import Placement
 from asyncfed.runtime.block import Block, FloatArray, Reports, Tap
 from asyncfed.runtime.exchange import Away, BlockWave, CommonFrom, Incoming, RowsFrom, Sum, SumsFrom, Taken
 from asyncfed.runtime.judging import Measurement
+from asyncfed.runtime.state import State, joined, of_arrays
 
 _FIRST = np.zeros(1, dtype=np.int64)
 
@@ -51,6 +54,7 @@ class LocalBackend:
         initial: Tensors | None = None,
         server: bool = False,
         strict: bool = False,
+        threads: int | None = None,
     ) -> None:
         chosen = choose_device(device, torch.cuda.is_available())
         n = problem.clients
@@ -67,17 +71,23 @@ class LocalBackend:
                 initial=given, server=True, strict=strict,
             )  # fmt: skip
         self._problem = problem
-        self._threads = torch.get_num_threads()
+        self._before = torch.get_num_threads()
+        self._threads = self._before if threads is None else threads
+        torch.set_num_threads(self._threads)
         self._reports: dict[str, list[FloatArray]] = {}
         self._standing: Reports = {}  # what the server reported last
-        self.placement = Placement("local", 0, n, chosen)
+        self.placement = Placement("local", 0, n, chosen, threads=self._threads)
 
     def begin(self, part: Part, first_step: int) -> None:
+        self._share_work(part)
+        self._clients.begin(part, first_step)
+
+    def _share_work(self, part: Part) -> None:
+        """Among as many threads as are worth it."""
         largest = int(self._problem.data.train.sizes.max())
         batch = largest if part.batch is None else part.batch
         parameters = self._clients.store["inner"].shape[1]
         torch.set_num_threads(worthwhile_threads(self._problem.clients, batch, parameters, self._threads))
-        self._clients.begin(part, first_step)
 
     @torch.no_grad()
     def run(self, wave: Wave, round: Act | None = None) -> None:
@@ -116,8 +126,32 @@ class LocalBackend:
             return final_of(self._clients.store, {})
         return final_of(self._server.store, self._clients.store)
 
+    def state(self) -> Callable[[], State]:
+        blocks = {"clients": self._clients} if self._server is None else {
+            "clients": self._clients, "server": self._server,
+        }  # fmt: skip
+        told = {name: np.concatenate(pieces) for name, pieces in self._reports.items()}
+        parts = {name: block.state() for name, block in blocks.items()}
+        parts |= {"reports": State(of_arrays(told)), "standing": State(of_arrays(self._standing))}
+        whole = joined(parts)
+        return lambda: whole
+
+    def restore(self, state: State, part: Part | None) -> None:
+        self._clients.restore(state.under("clients"), part)
+        if self._server is not None:
+            self._server.restore(state.under("server"), None)
+        if part is not None:
+            self._share_work(part)
+        told = state.under("reports")
+        self._reports = {name: [told.array(name)] for name in told.tensors}
+        standing = state.under("standing")
+        self._standing = {name: standing.array(name) for name in standing.tensors}
+
+    def recover(self) -> str:
+        raise RunError("there is nobody to replace in this process")
+
     def close(self) -> None:
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(self._before)
 
     def _incoming(self, absorption: Absorption, act: Act | None) -> tuple[Incoming, list[Tensors]]:
         if self._server is None:

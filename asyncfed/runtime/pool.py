@@ -17,6 +17,7 @@ from torch import Tensor
 
 from asyncfed.network.serials import SerialTable
 from asyncfed.runtime.memory import lazy_zeros
+from asyncfed.runtime.state import State, copied, of_arrays
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -150,6 +151,28 @@ class Pool:
         else:
             all_of_them = False
         self.release(mine if mine is not None and all_of_them else serials[self._slots.holds(serials)])
+
+    def state(self) -> State:
+        """All of it. Where a row stands decides in which order it is added, so slots are part of it, and what
+        stands in those that are free."""
+        serials, columns = self._slots.entries()
+        rows = {f"rows/{name}": value[: self.size] for name, value in self.rows.items()}
+        numbers = {"serials": serials, "slots": columns["slot"], "free": np.array(self._free, np.int64)}
+        if self._adopted is not None:
+            numbers["adopted"] = self._adopted
+        return State(copied(rows) | of_arrays(numbers), {"size": self.size})
+
+    def restore(self, state: State) -> None:
+        """Be as `state` was taken."""
+        self.size = self._capacity = int(state.facts["size"])
+        self._free = state.array("free").tolist()
+        self._slots = SerialTable("slot")
+        serials = state.array("serials")
+        if len(serials):
+            self._slots.add(serials, slot=state.array("slots"))
+        self._adopted = state.array("adopted") if "adopted" in state.tensors else None
+        rows = state.under("rows").tensors
+        self.rows = {name: value.to(self._device, copy=True) for name, value in rows.items()}
 
     def of_matrix(self, matrix: FloatArray) -> Mixing:
         """Weights over a whole round, in order."""

@@ -16,13 +16,14 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import ray
 import torch
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from asyncfed.errors import ActorLostError, AsyncfedError, RunError
 from asyncfed.network.waves import Snapshot, Wave
@@ -35,6 +36,7 @@ from asyncfed.runtime.exchange import BlockWave, Exchange, Need, Object, Sum, Ta
 from asyncfed.runtime.judging import Measurement
 from asyncfed.runtime.local import final_of, without_data
 from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
+from asyncfed.runtime.state import State, joined, of_arrays
 
 IntArray = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -59,9 +61,10 @@ class _Node:
     ) -> None:
         _settle_in(threads)
         given = {key: torch.tensor(value) for key, value in initial.items()}
-        self._block = Block(
-            problem, nodes, seed=seed, dtype=dtype, device=device, n=n, initial=given, server=server
+        self._fresh = partial(
+            Block, problem, nodes, seed=seed, dtype=dtype, device=device, n=n, initial=given, server=server
         )
+        self._block = self._fresh()
 
     def alive(self) -> bool:
         return True
@@ -87,6 +90,17 @@ class _Node:
     def final(self) -> Arrays:
         return _arrays(self._block.store)
 
+    def state(self) -> tuple[Arrays, dict[str, Any]]:
+        held = self._block.state()
+        return _arrays(held.tensors), held.facts
+
+    def restore(self, arrays: Arrays, facts: dict[str, Any], part: Part | None) -> None:
+        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        self._block.restore(State(tensors, facts), part)
+
+    def start_again(self) -> None:
+        self._block = self._fresh()
+
 
 class RayBackend:
     """Actors on a Ray cluster, on this machine or elsewhere."""
@@ -102,9 +116,11 @@ class RayBackend:
         address: str | None,
         initial: Tensors | None = None,
         server: bool = False,
+        threads: int | None = None,
     ) -> None:
         _connect(address)
-        plan = _provision(problem, dtype, device, clients_per_actor, others=int(server))
+        plan = _provision(problem, dtype, device, clients_per_actor, threads, others=int(server))
+        self._problem, self._plan = problem, plan
         n = problem.clients
         self.placement = plan.placement
         self._actors: list[Any] = []
@@ -116,24 +132,28 @@ class RayBackend:
         self._reports: list[Reports] = []
         self._open: Part | None = None
         self._standing: Reports = {}  # what the server reported last
-        given = {key: value.cpu().numpy() for key, value in (initial or {}).items()}
+        self._given = {key: value.cpu().numpy() for key, value in (initial or {}).items()}
+        self._numbers = seed, dtype
         try:
-            actor_class = ray.remote(_Node).options(**plan.options)
-            for start, stop in plan.ranges:
-                nodes = np.arange(start, stop, dtype=np.int64)
-                mine = replace(problem, data=problem.data.select(nodes))
-                rows = {} if server else {key: value[start:stop] for key, value in given.items()}
-                self._actors.append(
-                    actor_class.remote(mine, nodes, n, rows, seed, dtype, plan.device, plan.threads, False)
-                )
-            if server:
-                server_class = ray.remote(_Node).options(num_cpus=plan.cpus)
-                node = np.array([n], dtype=np.int64)
-                empty = without_data(problem)
-                self._actors.append(server_class.remote(empty, node, n, given, seed, dtype, "cpu", 1, True))
+            for place in range(len(self._exchange.ranges)):
+                self._actors.append(self._hired(place, plan.cpus))
         except BaseException:
             self.close()
             raise
+
+    def _hired(self, place: int, cpus: float) -> Any:
+        """A new actor for the block at that place."""
+        plan, n, given, (seed, dtype) = self._plan, self._problem.clients, self._given, self._numbers
+        start, stop = self._exchange.ranges[place]
+        nodes = np.arange(start, stop, dtype=np.int64)
+        if place not in self._blocks:
+            server = ray.remote(_Node).options(num_cpus=cpus)
+            return server.remote(without_data(self._problem), nodes, n, given, seed, dtype, "cpu", 1, True)
+        options = {"num_cpus": cpus, "num_gpus": plan.gpus, "scheduling_strategy": "SPREAD"}
+        mine = replace(self._problem, data=self._problem.data.select(nodes))
+        rows = {} if self._server else {key: value[start:stop] for key, value in given.items()}
+        client = ray.remote(_Node).options(**options)
+        return client.remote(mine, nodes, n, rows, seed, dtype, plan.device, plan.threads, False)
 
     def begin(self, part: Part, first_step: int) -> None:
         self._drain()
@@ -163,10 +183,7 @@ class RayBackend:
 
     def reports(self) -> Reports:
         self._drain()
-        collected: dict[str, list[npt.NDArray[np.float64]]] = {}
-        for report in self._reports:
-            for name, values in report.items():
-                collected.setdefault(name, []).append(values)
+        collected = _by_name(self._reports)
         self._reports = []
         return {name: np.concatenate(pieces) for name, pieces in collected.items()} | self._standing
 
@@ -199,6 +216,70 @@ class RayBackend:
             return clients
         board: Arrays = self._get(len(self._actors) - 1, self._actors[-1].final.remote())
         return final_of({name: torch.tensor(value) for name, value in board.items()}, clients)
+
+    def state(self) -> Callable[[], State]:
+        self._drain()  # what was reported is part of it
+        blocks = [actor.state.remote() for actor in self._actors]  # after all that they were told before
+        objects = {number: self._objects[number] for number in self._exchange.objects}
+        told = {name: np.concatenate(pieces) for name, pieces in _by_name(self._reports).items()}
+        parts = {
+            "exchange": self._exchange.state(),
+            "reports": State(of_arrays(told)),
+            "standing": State(of_arrays(self._standing)),
+        }
+
+        def handed_over() -> State:
+            for place, reference in enumerate(blocks):
+                arrays, facts = _received(self._whose(place), reference)
+                parts[f"block {place}"] = State(of_arrays(arrays), facts)
+            whole = {f"{number}/{name}": value for number, reference in objects.items()
+                     for name, value in _received("somebody", reference).items()}  # fmt: skip
+            return joined(parts | {"objects": State(of_arrays(whole))})
+
+        return handed_over
+
+    def restore(self, state: State, part: Part | None) -> None:
+        self._outstanding, self._open = deque(), part
+        self._exchange.restore(state.under("exchange"))
+        told, standing = state.under("reports"), state.under("standing")
+        self._reports = [{name: told.array(name) for name in told.tensors}]
+        self._standing = {name: standing.array(name) for name in standing.tensors}
+        objects: dict[int, Arrays] = {}
+        for key, value in state.under("objects").tensors.items():
+            number, _, name = key.partition("/")
+            objects.setdefault(int(number), {})[name] = value.numpy()
+        self._objects = {number: ray.put(arrays) for number, arrays in objects.items()}
+        calls = []
+        for place, actor in enumerate(self._actors):
+            own = state.under(f"block {place}")
+            calls.append(actor.restore.remote(_arrays(own.tensors), own.facts, part))
+        for place, call in enumerate(calls):
+            self._get(place, call)
+
+    def recover(self) -> str:
+        self._objects, self._outstanding, self._reports, self._standing = {}, deque(), [], {}
+        self._exchange.reset()
+        gone = self._gone()
+        if gone:
+            free = float(ray.available_resources().get("CPU", 0.0))
+            share = min(self._plan.cpus, cpus_per_actor(free, len(gone)))
+            for place in gone:
+                ray.kill(self._actors[place], no_restart=True)  # or what may be left of it
+                self._actors[place] = self._hired(place, share)
+        again = [actor.start_again.remote() for actor in self._actors]
+        for place, call in enumerate(again):
+            self._get(place, call)
+        return ", ".join(map(self._whose, gone)) or "nobody: what was on its way was lost"
+
+    def _gone(self) -> list[int]:
+        """The places whose actors do not answer any more."""
+        gone = []
+        for place, call in enumerate([actor.alive.remote() for actor in self._actors]):
+            try:
+                _received(self._whose(place), call)
+            except RunError:
+                gone.append(place)
+        return gone
 
     def close(self) -> None:
         self._objects, self._outstanding = {}, deque()
@@ -263,16 +344,16 @@ def _received(whose: str, reference: Any) -> Any:
         cause = error.cause
         if isinstance(cause, AsyncfedError):
             raise cause from None
-        if isinstance(cause, RayActorError):
+        if isinstance(cause, (RayActorError, ObjectLostError)):
             raise _lost(whose, cause) from None
         raise RunError(f"a step failed in the actor of {whose}:\n{error}") from None
-    except RayActorError as error:
+    except (RayActorError, ObjectLostError) as error:
         raise _lost(whose, error) from None
     except RayError as error:
         raise RunError(f"Ray failed while {whose} was at work: {error}") from None
 
 
-def _lost(whose: str, error: RayActorError) -> ActorLostError:
+def _lost(whose: str, error: RayError) -> ActorLostError:
     said = " ".join(str(error).split())
     return ActorLostError(
         f"the actor of {whose} died; what was recorded so far is kept; "
@@ -304,7 +385,6 @@ class _Provision:
 
     ranges: tuple[tuple[int, int], ...]
     placement: Placement
-    threads: int
     cpus: float
     gpus: float
 
@@ -313,9 +393,8 @@ class _Provision:
         return self.placement.device
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Of the actors, as Ray takes them."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus, "scheduling_strategy": "SPREAD"}
+    def threads(self) -> int:
+        return self.placement.threads
 
 
 def _provision(
@@ -323,9 +402,12 @@ def _provision(
     dtype: torch.dtype,
     device: str,
     clients_per_actor: int | Literal["auto"],
+    threads: int | None,
     others: int = 0,
 ) -> _Provision:
-    """For the cluster we are connected to, with so many actors beside those of clients."""
+    """For the cluster we are connected to, with so many actors beside those of clients, and so many torch
+    threads in each (or as many as there are cores for).
+    """
     resources = ray.cluster_resources()
     cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
     packing = pack(
@@ -338,8 +420,14 @@ def _provision(
     share = gpus_per_actor(device, gpus, packing.actors)
     return _Provision(
         packing.ranges,
-        Placement("ray", packing.actors, packing.clients_per_actor, "cuda" if share else "cpu", packing.note),
-        threads_per_actor(cores, packing.actors),
+        Placement(
+            "ray",
+            packing.actors,
+            packing.clients_per_actor,
+            "cuda" if share else "cpu",
+            packing.note,
+            threads_per_actor(cores, packing.actors) if threads is None else threads,
+        ),
         cpus_per_actor(cores, packing.actors + others),
         share,
     )
@@ -362,6 +450,14 @@ def _client_bytes(problem: Problem, dtype: torch.dtype) -> float:
     )
     derivatives = Derivatives.of(problem)
     return data / problem.clients + 4 * dtype.itemsize * (derivatives.inner.d + derivatives.outer.d)
+
+
+def _by_name(reports: list[Reports]) -> dict[str, list[npt.NDArray[np.float64]]]:
+    collected: dict[str, list[npt.NDArray[np.float64]]] = {}
+    for report in reports:
+        for name, values in report.items():
+            collected.setdefault(name, []).append(values)
+    return collected
 
 
 def _stacked(parts: list[Arrays], name: str) -> npt.NDArray[Any]:

@@ -62,9 +62,11 @@ from asyncfed.network.waves import (
     Wave,
 )
 from asyncfed.network.wire import Fates, Wire
+from asyncfed.recall import recalled
 from asyncfed.rng import Streams
 
 
+@recalled()
 @dataclass(frozen=True, eq=False)
 class Ask:
     """A round, as the network sees it. Arrays are over the clients asked."""
@@ -85,6 +87,7 @@ class Ask:
     samples: IntArray = field(default_factory=lambda: NO_NODES)  # training samples of each
 
 
+@recalled()
 @dataclass(slots=True)
 class _Work:
     """A client's work on a request that the round it belongs to did not wait for."""
@@ -108,6 +111,7 @@ class _Work:
         return self.client, self.attempt
 
 
+@recalled()
 @dataclass(slots=True)
 class _Attempt:
     """What came of asking once, over those who set to work."""
@@ -133,6 +137,7 @@ class _Attempt:
         )  # fmt: skip
 
 
+@recalled(given=("_server", "_pace", "_down", "_up", "n", "_node"))
 class AskedSchedule:
     """The rounds of one run, one after another.
 

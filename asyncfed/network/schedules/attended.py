@@ -10,10 +10,12 @@ from asyncfed.errors import RunError
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 from asyncfed.network.presence import Attendance
 from asyncfed.network.waves import NO_NODES
+from asyncfed.recall import recalled
 
 _TRIES = 100_000
 
 
+@recalled(given=("_attendance", "_lockstep"))
 class Attended:
     """Of n clients; without an attendance they are always there, and nothing of this costs anything."""
 

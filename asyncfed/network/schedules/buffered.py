@@ -63,11 +63,13 @@ from asyncfed.network.waves import (
     Wave,
 )
 from asyncfed.network.wire import Fates, Wire
+from asyncfed.recall import recalled
 from asyncfed.rng import Streams
 
 _DRAWS = 1024  # uniforms that are drawn at once
 
 
+@recalled()
 @dataclass(slots=True, eq=False)
 class _Work:
     """What holds a place: a client's work on a request, until its answer is in."""
@@ -86,6 +88,9 @@ class _Work:
     payload: int = -1
 
 
+@recalled(
+    given=("_streams", "_server", "_pace", "_down", "_up", "n", "_node", "_needed", "_places", "_waits")
+)
 class BufferedSchedule:
     """The moves of one run, one after another; `compute` is None in lockstep."""
 

@@ -15,8 +15,10 @@ from asyncfed.network.links import FloatArray, IntArray
 from asyncfed.network.schedules.paces import Steps, joined_steps, no_steps
 from asyncfed.network.serials import SerialTable
 from asyncfed.network.waves import NO_NODES, Absorption, Sums, Wave
+from asyncfed.recall import recalled
 
 
+@recalled()
 @dataclass(frozen=True, eq=False)
 class Absorbed:
     """What some nodes take in: row r has the entries indptr[r]:indptr[r + 1]."""
@@ -58,6 +60,7 @@ def in_rows(rows: int, row: IntArray, sources: IntArray, senders: IntArray, weig
     return Absorbed(indptr, sources[order], senders[order], weights[order])
 
 
+@recalled()
 @dataclass(frozen=True, eq=False)
 class Decided:
     """Steps with what they absorb, in messages and in all, and the payload each emits."""
@@ -110,6 +113,7 @@ def _joined(one: Decided, two: Decided) -> Decided:
     )
 
 
+@recalled(given=("_part", "_names"))
 class HandingOut:
     """The payloads of a part, by number, and the steps that have not been handed out."""
 

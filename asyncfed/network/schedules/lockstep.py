@@ -25,10 +25,12 @@ from asyncfed.network.waves import (
 )
 from asyncfed.network.weights import Mixing
 from asyncfed.network.wire import Wire
+from asyncfed.recall import recalled
 
 _DENSE = 0.2  # share of all possible links from which on a matrix is the better form
 
 
+@recalled(holds=("_step", "_made"))
 class LockstepSchedule:
     """Every wave is everybody; payload serials are step · n + node."""
 
@@ -43,6 +45,7 @@ class LockstepSchedule:
     ) -> None:
         self._wire, self._mixing, self._talk, self._tally = wire, mixing, talk, tally
         self._every = max(1, round(snapshot_every))
+        self._step, self._made = 0, False  # of the part, and whether it was made, so that its messages go
         network = self._network = wire.network
         n = network.n
         self._everyone = np.arange(n, dtype=np.int64)
@@ -68,6 +71,11 @@ class LockstepSchedule:
         self._share = np.empty(len(senders))
         self._counts = np.zeros(len(senders) + 1, dtype=np.int64)
 
+    @property
+    def rests(self) -> bool:
+        """Whether it could be put down after what it has yielded last."""
+        return self._made
+
     def __iter__(self) -> Iterator[Wave | Snapshot]:
         n, talk = self._network.n, self._talk
         started_at = float(talk.started_at)
@@ -75,7 +83,12 @@ class LockstepSchedule:
         names = tuple(name for names, _ in self._mixing for name in names)
         absorption = Absorption(self._everyone, (Sums(names, nothing, NO_NODES, np.zeros(0), NO_NODES),))
         absorbed = np.zeros(n, dtype=np.int64)
-        for t in range(talk.steps + 1):
+        while True:
+            if self._made:
+                now = started_at + self._step + 1.0
+                absorption, absorbed = self._send(talk.first_step + self._step, now)
+                self._step, self._made = self._step + 1, False
+            t = self._step
             step, now = talk.first_step + t, started_at + t
             if t % self._every == 0 or t == talk.steps:
                 yield Snapshot(absorption, now, np.full(n, step), final=t == talk.steps, part=talk.part)
@@ -92,8 +105,8 @@ class LockstepSchedule:
             )
             released = NO_NODES if t == 0 else emits - n
             elapsed = np.full(n, min(t, 1.0))
+            self._made = True
             yield Wave(absorption, np.full(n, step), emits, released, now, talk.part, elapsed=elapsed)
-            absorption, absorbed = self._send(step, now + 1.0)
 
     def _send(self, step: int, at: float) -> tuple[Absorption, IntArray]:
         network = self._network

@@ -16,8 +16,10 @@ import numpy as np
 
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 from asyncfed.network.wire import Fates, Wire
+from asyncfed.recall import recalled
 
 
+@recalled()
 @dataclass(frozen=True, eq=False)
 class Letters:
     """Messages, in columns."""
@@ -51,6 +53,7 @@ def no_letters(channels: int) -> Letters:
     return Letters(nothing, nothing, nothing, nothing, nothing, numbers, numbers, flags, weights)
 
 
+@recalled(given=("_wire", "_size"))
 class Downlinks:
     """What is under way where receivers' downlinks are shared, until it reaches them.
 
@@ -84,6 +87,7 @@ class Downlinks:
         return replace(letters, arrives=arrives)
 
 
+@recalled()
 class RunningSums:
     """What was lost on each link and waits for a message that gets through."""
 

@@ -44,9 +44,16 @@ from asyncfed.network.schedules.paces import Paces, Steps, joined_steps, no_step
 from asyncfed.network.waves import Conversation, Snapshot, Status, Unrecorded, Wave
 from asyncfed.network.weights import Mixing, Sends
 from asyncfed.network.wire import Wire
+from asyncfed.recall import recalled
 from asyncfed.rng import Streams
 
 
+@recalled(
+    given=(
+        "_mixing", "_tally", "_talk", "_every", "_horizon", "_attendance", "_network", "_window", "_waits",
+        "_started",
+    )
+)  # fmt: skip
 class PacedSchedule:
     """Waves and snapshots of an asynchronous part."""
 
@@ -89,23 +96,28 @@ class PacedSchedule:
         self._its_payload = np.zeros(0, dtype=np.int64)
         self._end = float(self._started.max())  # of the last step
         self._now = -np.inf  # up to when all is decided
+        self._looks = 0  # that were taken
+        self.rests = False  # whether it could be put down after what it has yielded last
 
     def __iter__(self) -> Iterator[Wave | Snapshot]:
-        start = float(self._started.min())
         horizon = np.inf if self._horizon is None else self._horizon
-        looks, next_look = 0, start
         while self._going_on():
-            self._decide(next_look)
-            yield from self._flush(next_look)
-            if self._now < next_look or not self._going_on():
-                continue
-            if self._now < horizon:  # at the horizon comes the final one
-                yield self._snapshot(self._now, final=False)
-            looks += 1
-            next_look = start + looks * self._every
+            if self._now >= self._next_look:
+                self._looks += 1
+                self.rests = False
+                if self._now < horizon:  # at the horizon comes the final one
+                    yield self._snapshot(self._now, final=False)
+            self._decide(self._next_look)
+            yield from self._flush(self._next_look)
         self._mailbox = self._with_new(no_letters(len(self._mixing)), np.inf)
-        yield from self._flush(np.inf)
+        for wave in self._flush(np.inf):
+            self.rests = False
+            yield wave
         yield self._snapshot(self._end if self._horizon is None else self._horizon, final=True)
+
+    @property
+    def _next_look(self) -> float:
+        return float(self._started.min()) + self._looks * self._every
 
     def _going_on(self) -> bool:
         """Whether a step is to begin, or to end."""
@@ -324,7 +336,9 @@ class PacedSchedule:
                 steps.client, step=steps.step, started_at=steps.started, ended_at=steps.ended,
                 absorbed=out.messages, phase=self._talk.phase,
             )  # fmt: skip
-        yield from waves
+        for place, wave in enumerate(waves):
+            self.rests = place == len(waves) - 1
+            yield wave
 
     def _snapshot(self, time: float, *, final: bool) -> Snapshot:
         """What everybody is to be judged by. The final one really absorbs: the rest is in flight for ever."""

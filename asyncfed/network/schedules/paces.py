@@ -20,9 +20,11 @@ import numpy as np
 from asyncfed.network.distributions import Constant, Distribution, Table
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 from asyncfed.network.presence import Attendance
+from asyncfed.recall import recalled
 from asyncfed.rng import Streams
 
 
+@recalled()
 @dataclass(frozen=True, eq=False)
 class Steps:
     """Steps of clients, in columns."""
@@ -52,6 +54,12 @@ def no_steps() -> Steps:
     return Steps(nothing, nothing, numbers, numbers, numbers, numbers, flags, flags)
 
 
+@recalled(
+    given=(
+        "_streams", "_compute", "_factors", "_horizon", "_attendance", "_table", "_period", "_pace", "_n",
+        "_end", "_hands_over",
+    )
+)  # fmt: skip
 class Paces:
     """The clocks of n clients over one part."""
 

@@ -11,6 +11,7 @@ import numpy as np
 from asyncfed.network.distributions import Constant, Distribution, Table
 from asyncfed.network.links import FloatArray, IntArray
 from asyncfed.network.waves import Channel, Common
+from asyncfed.recall import recalled
 from asyncfed.rng import Streams
 
 REQUEST = "request"  # kind of what the server sends
@@ -38,6 +39,7 @@ class Pace:
         return np.asarray(drawn * self._factors[clients], dtype=np.float64)
 
 
+@recalled()
 class Ended:
     """How many works each of n clients has ended."""
 

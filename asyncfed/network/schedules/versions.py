@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from asyncfed.network.links import IntArray
+from asyncfed.recall import recalled
 
 
+@recalled()
 class Versions:
     """Of one server with n clients."""
 
