@@ -17,10 +17,13 @@ if TYPE_CHECKING:
         DataError,
         DivergenceError,
         QuorumError,
+        RecoveredWarning,
         RunError,
         RunExistsError,
+        RunStopped,
         ScenarioError,
         SeriesDivergesError,
+        StorageError,
         TopologyError,
         TraceError,
         UnknownNameError,
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from asyncfed.goals import AtLeast, AtMost
     from asyncfed.network import Lockstep, VirtualTime
     from asyncfed.result import Result, load
-    from asyncfed.runner import Progress, run
+    from asyncfed.runner import Progress, resume, run
     from asyncfed.scenario import Scenario
     from asyncfed.study import (
         Study,
@@ -50,10 +53,13 @@ _HOMES = {
         "DataError",
         "DivergenceError",
         "QuorumError",
+        "RecoveredWarning",
         "RunError",
         "RunExistsError",
+        "RunStopped",
         "ScenarioError",
         "SeriesDivergesError",
+        "StorageError",
         "TopologyError",
         "TraceError",
         "UnknownNameError",
@@ -63,7 +69,7 @@ _HOMES = {
     "asyncfed.goals": ("AtLeast", "AtMost"),
     "asyncfed.network": ("Lockstep", "VirtualTime"),
     "asyncfed.result": ("Result", "load"),
-    "asyncfed.runner": ("Progress", "run"),
+    "asyncfed.runner": ("Progress", "resume", "run"),
     "asyncfed.scenario": ("Scenario",),
     "asyncfed.study": (
         "Study",
@@ -90,12 +96,15 @@ __all__ = [
     "Lockstep",
     "Progress",
     "QuorumError",
+    "RecoveredWarning",
     "Result",
     "RunError",
     "RunExistsError",
+    "RunStopped",
     "Scenario",
     "ScenarioError",
     "SeriesDivergesError",
+    "StorageError",
     "Study",
     "StudyProgress",
     "StudyResult",
@@ -110,6 +119,7 @@ __all__ = [
     "hypergradient",
     "load",
     "load_study",
+    "resume",
     "run",
     "run_study",
 ]

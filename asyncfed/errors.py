@@ -9,6 +9,7 @@ as what it claims to be.
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -110,8 +111,25 @@ class QuorumError(RunError):
         return type(self), self.arguments
 
 
+class StorageError(RunError):
+    """What a run writes could not be written: the disk is full, read-only, or gone."""
+
+
+class RunStopped(KeyboardInterrupt):
+    """A signal stopped the run: Ctrl-C, or whatever else asks a process to end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        name = signal.Signals(number).name
+        super().__init__("stopped by the user" if name == "SIGINT" else f"stopped by {name}")
+
+
 class ActorLostError(RunError):
     """A Ray actor died and its clients with it."""
+
+
+class RecoveredWarning(UserWarning):
+    """Something went wrong while running, and the run goes on."""
 
 
 class UnsoundWarning(UserWarning):

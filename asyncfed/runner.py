@@ -1,62 +1,37 @@
-"""Run a scenario: check it, make its directory, execute it on a backend, and record everything as it goes."""
+"""Run a scenario, or go on with a run that did not come to its end."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from asyncfed.errors import ScenarioError, UnknownNameError, UnsoundWarning
-from asyncfed.goals import Goal
-from asyncfed.plain import plain
+from asyncfed.errors import ScenarioError, TraceError, UnknownNameError, UnsoundWarning
+from asyncfed.execution import Execution, Progress
+from asyncfed.options import Options
 from asyncfed.protocols.part import Scene, Tensors
-from asyncfed.record import Record
 from asyncfed.result import Result
-from asyncfed.rng import Streams
-from asyncfed.runtime.backend import Backend
 from asyncfed.runtime.block import Tap
+from asyncfed.runtime.checkpoints import Checkpoints
 from asyncfed.runtime.directory import RunDirectory
-from asyncfed.runtime.evaluation import Evaluation
-from asyncfed.runtime.local import LocalBackend
-from asyncfed.runtime.loop import execute
-from asyncfed.runtime.stage import Stage
+from asyncfed.runtime.fingerprint import fingerprints
+from asyncfed.runtime.lock import locked
 from asyncfed.scenario import Scenario, check
-from asyncfed.scenario_data import scenario_to_data
-from asyncfed.trace import Totals, TraceWriter
+from asyncfed.scenario_data import difference, scenario_from_data, scenario_to_data
+
+__all__ = ["Progress", "resume", "run"]
 
 _VERSIONED = ("asyncfed", "torch", "numpy", "networkx", "ray", "pyarrow")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is, for whoever watches."""
-
-    phase: str
-    steps_done: int  # of all clients together
-    steps_planned: int
-    clients: int
-    loss: float | None
-    totals: Totals
-    elapsed: float
-    virtual_time: float
-    horizon: float | None = None
-    note: str = ""
-
-    @property
-    def fraction(self) -> float:
-        """How much is done, between 0 and 1: by steps, or by the horizon where that comes first."""
-        by_steps = self.steps_done / max(1, self.steps_planned)
-        by_time = 0.0 if self.horizon is None else self.virtual_time / self.horizon
-        return min(1.0, max(by_steps, by_time))
+_DECISIVE = ("python", "asyncfed", "torch", "numpy")  # versions that may change a run's numbers
+_FOR_GOOD = ("DivergenceError", "SeriesDivergesError", "QuorumError")  # would happen again
 
 
 def run(
@@ -68,6 +43,8 @@ def run(
     address: str | None = None,
     out: str | os.PathLike[str] | None = None,
     save_final: bool = False,
+    checkpoint_every: str | int | None = "60s",
+    max_recoveries: int = 10,
     progress: Callable[[Progress], None] | None = None,
     tap: Tap | None = None,
     initial: Mapping[str, torch.Tensor] | None = None,
@@ -91,6 +68,11 @@ def run(
         The run directory; by default a new numbered one under `runs/` (or $ASYNCFED_RUNS).
     save_final
         Also keep the final variables of all clients on disk.
+    checkpoint_every
+        How often to write down what `resume` needs: a time ("60s", "5m", "1h"), a number of steps of each
+        client (with a server: of outer iterations), or None for never. By time it takes at most 2% of it.
+    max_recoveries
+        How often actors that are lost are replaced, and the run goes on from its last checkpoint by itself.
     progress
         Called after every wave with a `Progress`.
     tap
@@ -102,172 +84,172 @@ def run(
         Hand copies to every step and spoil them afterwards (local backend only): what a method of one's own
         changes in place, or keeps without returning it, shows. Slow.
     """
-    clients_per_actor = plain(clients_per_actor)
+    options = Options(
+        backend, clients_per_actor, device, address, save_final, checkpoint_every, max_recoveries
+    )
+    scene, unsound = _checked(scenario)
+    start = _initial(scenario, scene, initial)
+    _check_local(options, tap, strict)
+    directory = RunDirectory.create(out, scenario.name)
+    with locked(directory.path) as lock:
+        directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
+        if start:
+            directory.write_tensors("initial.safetensors", start)
+        manifest: dict[str, Any] = {
+            "scenario": scenario.name,
+            "clients": scenario.clients,
+            "seed": int(scenario.seed),
+            "nodes": scene.network.n,
+            "options": options.as_dict(),
+            **({"initial": sorted(start)} if start else {}),
+            **({"warnings": unsound} if unsound else {}),
+        }
+        directory.write_manifest(status="running", **manifest)
+        execution = Execution(
+            scenario, scene, options, directory, lock, manifest, start,
+            progress=progress, tap=tap, strict=strict,
+        )  # fmt: skip
+        return execution.play()
+
+
+def resume(
+    path: str | os.PathLike[str],
+    *,
+    scenario: Scenario | None = None,
+    address: str | None = None,
+    checkpoint_every: str | int | None = None,
+    max_recoveries: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Go on with a run that was interrupted, killed or failed, to the same bytes as if it never had been.
+
+    It goes on from its last checkpoint, or from its beginning where there is none yet, on the backend and
+    with the packing that it had.
+
+    Parameters
+    ----------
+    path
+        The run directory.
+    scenario
+        The scenario, where the directory does not say all of it: problems made of one's own functions.
+    address
+        The Ray cluster, where it is another one now.
+    checkpoint_every, max_recoveries
+        As for `run`, where they are to be others now.
+    """
+    directory = RunDirectory.open(path)
+    with locked(directory.path) as lock:
+        manifest = directory.manifest()
+        _require_unfinished(directory.path, manifest)
+        told = directory.scenario()
+        _require_versions(directory.path, told.pop("versions", {}))
+        scenario = _same_scenario(directory.path, told, scenario)
+        changes = {"address": address, "checkpoint_every": checkpoint_every, "max_recoveries": max_recoveries}
+        given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+        options = replace(Options.from_dict(_mapping(manifest, "options", directory.path)), **given)
+        checkpoint = Checkpoints(directory.path).newest()
+        if checkpoint is not None:
+            _require_same_code(directory.path, checkpoint.facts.get("fingerprints", {}), scenario)
+        scene, _ = _checked(scenario)
+        start = {}
+        if "initial" in manifest:
+            start = _initial(scenario, scene, directory.tensors("initial.safetensors"))
+        placement = manifest.get("placement")
+        kept = ("scenario", "clients", "seed", "nodes", "initial", "warnings", "recoveries", "wall_seconds")
+        again = {key: manifest[key] for key in kept if key in manifest}
+        again |= {"options": options.as_dict(), "resumed": int(manifest.get("resumed", 0)) + 1}
+        directory.write_manifest(status="running", **again)
+        execution = Execution(scenario, scene, options, directory, lock, again, start, placement, progress)
+        try:
+            return execution.play(checkpoint)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            if checkpoint is None:
+                raise
+            raise TraceError(
+                f"the checkpoint in {directory.path} does not fit its scenario ({type(error).__name__}: "
+                f"{error}); it was damaged or changed. Remove {directory.path / 'checkpoints'} to begin anew"
+            ) from error
+
+
+# --- what may be run -------------------------------------------------------------------------------------
+
+
+def _checked(scenario: Scenario) -> tuple[Scene, list[str]]:
+    """What it is to run on, and what was warned of."""
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         scene = check(scenario)
     for warning in noted:
-        warnings.warn(warning.message, stacklevel=2)
-    unsound = [str(warning.message) for warning in noted if issubclass(warning.category, UnsoundWarning)]
-    network, peers = scene.network, scenario.protocol.server is None
-    start = _initial(scenario, scene, initial)
-    _check_options(backend, clients_per_actor, device, tap, strict)
-    directory = RunDirectory.create(out, scenario.name)
-    directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
-    manifest: dict[str, Any] = {
-        "scenario": scenario.name,
-        "clients": scenario.clients,
-        "seed": int(scenario.seed),
-        "nodes": network.n,
-        **({"initial": sorted(start)} if start else {}),
-        **({"warnings": unsound} if unsound else {}),
-    }
-    directory.write_manifest(status="running", **manifest)
-    writer = TraceWriter(directory.trace, nodes=network.n, server=None if peers else network.server)
-    record = Record(directory, writer)
-    started = time.perf_counter()
-    engine: Backend | None = None
-    status, error = "failed", ""
-    try:
-        engine = _open_backend(scenario, backend, clients_per_actor, device, address, tap, start, strict)
-        stage = Stage(
-            scene=scene,
-            streams=Streams(scenario.seed),
-            backend=engine,
-            recorder=writer,
-            itemsize=_dtype(scenario).itemsize,
-            evaluate_every=scenario.evaluate_every,
-            enough=lambda item: _enough(item, scenario.until),
-        )
-        manifest["placement"] = vars(engine.placement)
-        directory.write_manifest(status="running", **manifest)
-        loss: float | None = None
-        for item in execute(scenario.protocol, stage):
-            record.keep_up()
-            if isinstance(item, Evaluation):
-                row = _metrics(item, writer.totals)
-                record.metrics(row)
-                loss = row["train_loss"] if row["train_loss"] is not None else loss
-                if item.final:
-                    directory.append("clients.jsonl", *_clients(item))
-            elif progress is not None:
-                progress(
-                    Progress(
-                        phase=item.phase,
-                        steps_done=item.steps_done,
-                        steps_planned=item.steps_planned,
-                        clients=scenario.clients,
-                        loss=loss,
-                        totals=writer.totals,
-                        elapsed=time.perf_counter() - started,
-                        virtual_time=item.time,
-                        horizon=getattr(scenario.timing, "horizon", None),
-                        note=engine.placement.note,
-                    )
-                )
-        final = engine.final()
-        if save_final:
-            from safetensors.torch import save_file
-
-            save_file(
-                {name: tensor.contiguous() for name, tensor in final.items()},
-                directory.path / "final.safetensors",
-            )
-        status = "complete"
-    except KeyboardInterrupt:
-        status, error = "interrupted", "stopped by the user"
-        raise
-    except BaseException as problem:
-        error = str(problem)
-        raise
-    finally:
-        try:
-            _close(engine, record)
-        except (
-            BaseException
-        ) as problem:  # a full disk, say: the run is not complete then, whatever it computed
-            status, error = "failed", error or str(problem)
-            raise
-        finally:
-            manifest |= {
-                "wall_seconds": round(time.perf_counter() - started, 3),
-                "totals": writer.totals._asdict(),
-            }
-            directory.write_manifest(status=status, **manifest, **({"error": error} if error else {}))
-    return Result(directory, final)
+        warnings.warn(warning.message, stacklevel=3)
+    return scene, [str(w.message) for w in noted if issubclass(w.category, UnsoundWarning)]
 
 
-def _enough(item: Evaluation, until: Mapping[str, Goal] | None) -> bool:
-    """Whether all the metrics of `until` have come so far."""
-    if not until:
-        return False
-    return all(goal.met(float(item.sums[name].sum() / item.counts.sum())) for name, goal in until.items())
-
-
-def _dtype(scenario: Scenario) -> torch.dtype:
-    return torch.float64 if scenario.precision == "float64" else torch.float32
-
-
-def _close(engine: Backend | None, record: Record) -> None:
-    try:
-        if engine is not None:
-            engine.close()
-    finally:
-        record.close()
-
-
-def _check_options(
-    backend: str, clients_per_actor: object, device: str, tap: Tap | None, strict: bool
-) -> None:
-    if backend not in ("local", "ray"):
-        raise UnknownNameError("backend", backend, ("local", "ray"))
-    if clients_per_actor != "auto" and not (isinstance(clients_per_actor, int) and clients_per_actor >= 1):
-        raise ScenarioError(f"clients_per_actor is {clients_per_actor!r}; it must be 'auto' or at least 1")
+def _check_local(options: Options, tap: Tap | None, strict: bool) -> None:
     for name, given in (("tap", tap is not None), ("strict", strict)):
-        if given and backend != "local":
+        if given and options.backend != "local":
             raise ScenarioError(f"{name} is for runs in this process; it needs backend='local'")
-    if device != "auto":
+
+
+# --- what may be resumed ---------------------------------------------------------------------------------
+
+
+def _require_unfinished(path: Path, manifest: Mapping[str, Any]) -> None:
+    status = manifest.get("status")
+    if status == "complete":
+        raise ScenarioError(f"the run in {path} is complete; there is nothing to go on with")
+    if status == "failed" and manifest.get("kind") in _FOR_GOOD:
+        raise ScenarioError(
+            f"the run in {path} would fail again, for it is its numbers that fail: {manifest.get('error')}"
+        )
+
+
+def _require_versions(path: Path, then: Mapping[str, Any]) -> None:
+    now = _versions()
+    others = [name for name in _DECISIVE if then.get(name) != now[name]]
+    if others:
+        said = ", ".join(f"{name} {then.get(name, '?')} then and {now[name]} now" for name in others)
+        raise ScenarioError(
+            f"the run in {path} was made with other versions ({said}), with which its numbers may be others; "
+            "go back to those, or start it anew"
+        )
+
+
+def _same_scenario(path: Path, told: Mapping[str, Any], given: Scenario | None) -> Scenario:
+    if given is None:
         try:
-            kind = torch.device(device).type
-        except RuntimeError:
+            return scenario_from_data(told)
+        except ScenarioError as error:
             raise ScenarioError(
-                f"device is {device!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'"
-            ) from None
-        if kind == "cuda" and backend == "local" and not torch.cuda.is_available():
-            raise ScenarioError(
-                "device is 'cuda', but this machine has no usable GPU; use device='cpu' or 'auto'"
-            )
+                f"the scenario of {path} cannot be built again from what it says: {error}. "
+                "Give it: resume(path, scenario=…), or `asyncfed resume RUN --scenario FILE.py`"
+            ) from error
+    changed = difference(told, given)
+    if changed:
+        raise ScenarioError(f"the run in {path} is of another scenario: {changed}")
+    return given
 
 
-def _open_backend(
-    scenario: Scenario,
-    backend: str,
-    clients_per_actor: int | Literal["auto"],
-    device: str,
-    address: str | None,
-    tap: Tap | None,
-    initial: Tensors,
-    strict: bool,
-) -> Backend:
-    problem, seed, dtype = scenario.problem, scenario.seed, _dtype(scenario)
-    server = scenario.protocol.server is not None
-    if backend == "local":
-        return LocalBackend(
-            problem, seed=seed, dtype=dtype, device=device, tap=tap, initial=initial, server=server,
-            strict=strict,
-        )  # fmt: skip
-    from asyncfed.runtime.ray_backend import RayBackend
+def _require_same_code(path: Path, then: Mapping[str, Any], scenario: Scenario) -> None:
+    now = fingerprints(scenario)
+    changed = [what for what, value in now.items() if then.get(what) != value]
+    if changed:
+        raise ScenarioError(
+            f"{' and '.join(changed)} changed since the run in {path} was interrupted, so it would not come "
+            f"to the same end; go back to what it was, or start the run anew (without its checkpoints, in "
+            f"{path / 'checkpoints'}, it begins from its first step)"
+        )
 
-    return RayBackend(
-        problem,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        clients_per_actor=clients_per_actor,
-        address=address,
-        initial=initial,
-        server=server,
-    )
+
+def _mapping(manifest: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:
+    found = manifest.get(key)
+    if not isinstance(found, Mapping):
+        raise TraceError(
+            f"run.json of {path} has no {key}; it was written by a version that could not resume"
+        )
+    return found
+
+
+# --- small things ----------------------------------------------------------------------------------------
 
 
 def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
@@ -277,6 +259,7 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
     rows = scenario.clients if scenario.protocol.server is None else 1
     known = {"inner", "outer", *scenario.protocol.passes_on}
     lengths = {"inner": scene.sizes.inner, "outer": scene.sizes.outer, "omega": 1}
+    ordinary = torch.float64 if scenario.precision == "float64" else torch.float32
     given: Tensors = {}
     if initial is not None and not isinstance(initial, Mapping):
         raise ScenarioError(
@@ -295,54 +278,9 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
                 f"initial[{name!r}] has the shape {tuple(value.shape)}; it must be {expected}: "
                 "one flat row for each client (with a server: one row in all)"
             )
-        precision = torch.float64 if name in scenario.protocol.exact else _dtype(scenario)
+        precision = torch.float64 if name in scenario.protocol.exact else ordinary
         given[name] = value.detach().clone().to(precision)
     return given
-
-
-def _metrics(item: Evaluation, totals: Totals) -> dict[str, Any]:
-    steps = float(item.steps.mean()) if np.ptp(item.steps) else int(item.steps[0])
-    row: dict[str, Any] = {
-        "phase": item.phase,
-        "step": steps if item.rounds is None else item.rounds,
-        "virtual_time": item.time,
-        "train_loss": None,
-    }
-    for name, values in item.reports.items():
-        known = values[~np.isnan(values)]
-        if len(known):
-            column = "train_loss" if name == "loss" else name
-            row[column if column not in item.sums else f"reported_{column}"] = float(known.mean())
-    counts = item.counts
-    for name, sums in item.sums.items():
-        row[name] = float(sums.sum() / counts.sum())
-        if name == "accuracy":
-            judged = counts > 0
-            row["accuracy_p10"] = float(np.percentile(sums[judged] / counts[judged], 10))
-    if item.outer_step is not None:
-        row["outer_step"] = item.outer_step
-        for name, sums in item.validation.items():
-            if item.validation_counts.sum():
-                row[f"validation_{name}"] = float(sums.sum() / item.validation_counts.sum())
-    if item.consensus is not None:
-        row["consensus"] = item.consensus
-    unrecorded = item.unrecorded
-    return row | {
-        "messages": totals.sent + unrecorded.arrived + unrecorded.on_the_way,
-        "delivered": totals.delivered + unrecorded.arrived - unrecorded.early,
-        "lost": totals.lost,
-        "bytes": totals.bytes + unrecorded.bytes,
-    }
-
-
-def _clients(item: Evaluation) -> list[dict[str, Any]]:
-    with np.errstate(invalid="ignore"):
-        means = {name: sums / item.counts for name, sums in item.sums.items()}
-    return [
-        {"client": int(client), "steps": int(item.steps[place]), "samples": int(item.counts[place])}
-        | {name: float(values[place]) for name, values in means.items()}
-        for place, client in enumerate(item.clients)
-    ]
 
 
 def _versions() -> dict[str, str]:

@@ -7,6 +7,8 @@ a graph its edges in columns.
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from asyncfed.problems import problem_from_recipe
 from asyncfed.registry import from_data, to_data
 from asyncfed.scenario import Scenario
 
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _OF_NODES = ("compute", "uplink", "downlink", "device", "pos")  # what of a node's attributes is kept
 
 
@@ -64,6 +67,32 @@ def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
     return Scenario(
         problem=problem_from_recipe(data["problem"]), topology=graph_from_data(data["topology"]), **values
     )
+
+
+def difference(old: Mapping[str, Any], scenario: Scenario) -> str:
+    """The first difference between a scenario on disk and this one; "" where there is none."""
+    new = json.dumps(scenario_to_data(scenario))
+    there = {key: value for key, value in old.items() if key != "versions"}
+    return _difference(
+        "",
+        json.loads(_ADDRESS.sub("", json.dumps(there))),
+        json.loads(_ADDRESS.sub("", new), parse_constant=lambda _: None),  # on disk, NaN is null
+    )
+
+
+def _difference(where: str, old: Any, new: Any) -> str:
+    if old == new:
+        return ""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in {**new, **old} if old.get(key) != new.get(key)]
+        if keys:
+            return _difference(f"{where}.{keys[0]}".lstrip("."), old.get(keys[0]), new.get(keys[0]))
+    return f"{where} is {_short(old)} there and {_short(new)} now"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def graph_to_data(graph: nx.Graph) -> dict[str, Any]:

@@ -6,7 +6,10 @@
     metrics.jsonl   one line per evaluation, appended as the run goes
     clients.jsonl   one line per client, at the end
     trace/          messages and steps, in Parquet chunks
-    final.safetensors   the final variables of all clients, where asked for
+    final.safetensors     the final variables of all clients, where asked for
+    initial.safetensors   what it began with, where that was given
+    checkpoints/    what it needs to go on, as long as it is not complete
+    run.lock        who is at work on it
 
 Files that are rewritten are replaced whole; files that grow are read up to the last whole line. A kill at any
 instant leaves a readable run. Everything but run.json is a function of the scenario (and of the packing, in
@@ -18,9 +21,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from asyncfed.disk import storing, synced, write_whole
 from asyncfed.errors import RunExistsError, ScenarioError, TraceError
 
 FORMAT, VERSION = "asyncfed-run", 1
@@ -43,6 +50,11 @@ class RunDirectory:
         if (path / "run.json").exists() or (path / "trace").exists():
             raise RunExistsError(
                 f"{path} already holds a run; give another directory, or remove that one first"
+                + (
+                    f". It is not complete: `asyncfed resume {path}` goes on with it"
+                    if unfinished(path)
+                    else ""
+                )
             )
         path.mkdir(parents=True, exist_ok=True)
         return cls(path)
@@ -75,22 +87,69 @@ class RunDirectory:
     def scenario(self) -> dict[str, Any]:
         return self._read("scenario.json")
 
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors in a file of this run."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = self.path / name
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise TraceError(f"{path} cannot be read: {error}; it is missing or damaged") from None
+
     def write_manifest(self, **content: Any) -> None:
         self.write("run.json", {"format": FORMAT, "version": VERSION, **content})
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        part = self.path / f".{name}.part"
-        part.write_text(
-            json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-            encoding="utf-8",
-        )
-        os.replace(part, self.path / name)
+        text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        self._write(name, lambda part: part.write_text(text, encoding="utf-8"))
+
+    def write_rows(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
+        """All rows of a file at once."""
+        self._write(name, lambda part: part.write_text(_lines(rows), encoding="utf-8"))
+
+    def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        from safetensors.torch import save_file
+
+        own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        self._write(name, lambda part: save_file(own, part))
 
     def append(self, name: str, *rows: dict[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(
-                "".join(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+        with storing(self.path), (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(_lines(rows))
+
+    def sync(self, name: str) -> None:
+        """Have the system put a file on disk before we go on, where there is one."""
+        if (self.path / name).exists():
+            with storing(self.path):
+                synced(self.path / name)
+
+    def keep_rows(self, name: str, count: int) -> None:
+        """Cut a growing file after so many rows."""
+        path = self.path / name
+        if not path.exists():
+            if count:
+                raise TraceError(f"{path} is missing; the run cannot be resumed, start it anew")
+            return
+        lines = path.read_bytes().split(b"\n")[:-1]
+        if len(lines) < count:
+            raise TraceError(
+                f"{path} holds {len(lines)} rows and the checkpoint counts {count}; the run cannot be "
+                "resumed, start it anew"
             )
+        whole = b"".join(line + b"\n" for line in lines[:count])
+        self._write(name, lambda part: part.write_bytes(whole))
+
+    def remove(self, *names: str) -> None:
+        """Take files away that a run writes at its end."""
+        with storing(self.path):
+            for name in names:
+                (self.path / name).unlink(missing_ok=True)
+
+    def _write(self, name: str, write: Callable[[Path], object]) -> None:
+        with storing(self.path):
+            write_whole(self.path / name, write)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The whole lines of a growing file; a torn last line is not one."""
@@ -116,6 +175,14 @@ class RunDirectory:
         return content
 
 
+def unfinished(path: Path) -> bool:
+    """Whether a directory holds a run that could be gone on with."""
+    try:
+        return RunDirectory.open(path).manifest().get("status") != "complete"
+    except TraceError:
+        return False
+
+
 def _next_numbered(root: Path, name: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
@@ -128,6 +195,10 @@ def _next_numbered(root: Path, name: str) -> Path:
             number += 1
             continue
         return path
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> str:
+    return "".join(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
 def _plain(value: Any) -> Any:

@@ -34,9 +34,17 @@ class Packing:
 
 
 def pack(
-    clients: int, clients_per_actor: int | Literal["auto"], *, memory: float, client_bytes: float, cores: int
+    clients: int,
+    clients_per_actor: int | Literal["auto"],
+    *,
+    memory: float,
+    client_bytes: float,
+    cores: int,
+    actors: int | None = None,
 ) -> Packing:
-    """Which clients share an actor."""
+    """Which clients share an actor: in so many actors, where that is given."""
+    if actors is not None:
+        return Packing(_ranges(clients, actors), "")
     if clients_per_actor != "auto":
         return Packing(_ranges(clients, -(-clients // clients_per_actor)), "")
     needed = clients * (ACTOR_BYTES + client_bytes)

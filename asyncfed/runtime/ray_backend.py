@@ -23,7 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import ray
 import torch
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from asyncfed.errors import ActorLostError, AsyncfedError, RunError
 from asyncfed.network.waves import Snapshot, Wave
@@ -42,6 +50,7 @@ IntArray = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
 
 _WAVES_AHEAD = 2
+_GONE = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
 
 
 class _Node:
@@ -117,9 +126,10 @@ class RayBackend:
         initial: Tensors | None = None,
         server: bool = False,
         threads: int | None = None,
+        actors: int | None = None,
     ) -> None:
         _connect(address)
-        plan = _provision(problem, dtype, device, clients_per_actor, threads, others=int(server))
+        plan = _provision(problem, dtype, device, clients_per_actor, actors, threads, others=int(server))
         self._problem, self._plan = problem, plan
         n = problem.clients
         self.placement = plan.placement
@@ -344,10 +354,10 @@ def _received(whose: str, reference: Any) -> Any:
         cause = error.cause
         if isinstance(cause, AsyncfedError):
             raise cause from None
-        if isinstance(cause, (RayActorError, ObjectLostError)):
+        if isinstance(cause, _GONE):
             raise _lost(whose, cause) from None
         raise RunError(f"a step failed in the actor of {whose}:\n{error}") from None
-    except (RayActorError, ObjectLostError) as error:
+    except _GONE as error:
         raise _lost(whose, error) from None
     except RayError as error:
         raise RunError(f"Ray failed while {whose} was at work: {error}") from None
@@ -402,11 +412,12 @@ def _provision(
     dtype: torch.dtype,
     device: str,
     clients_per_actor: int | Literal["auto"],
+    actors: int | None,
     threads: int | None,
     others: int = 0,
 ) -> _Provision:
-    """For the cluster we are connected to, with so many actors beside those of clients, and so many torch
-    threads in each (or as many as there are cores for).
+    """For the cluster we are connected to, with so many actors beside those of clients; in so many actors,
+    with so many torch threads in each, where that is known from before.
     """
     resources = ray.cluster_resources()
     cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
@@ -416,6 +427,7 @@ def _provision(
         memory=resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0),
         client_bytes=_client_bytes(problem, dtype),
         cores=int(cores),
+        actors=actors,
     )
     share = gpus_per_actor(device, gpus, packing.actors)
     return _Provision(

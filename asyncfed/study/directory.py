@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -27,7 +26,7 @@ from asyncfed.errors import DivergenceError, RunExistsError, ScenarioError, Trac
 from asyncfed.result import Result, load
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario
-from asyncfed.scenario_data import scenario_to_data
+from asyncfed.scenario_data import difference
 from asyncfed.study.definition import Study
 from asyncfed.study.summary import Summary, from_data
 
@@ -40,8 +39,6 @@ State: TypeAlias = dict[str, str]
 """How a part stands: "status", and "error" and "kind" (of the error) where it failed."""
 
 WAITING: State = {"status": "waiting"}
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class StudyResult:
@@ -213,7 +210,7 @@ def standing(folder: Path, recorded: State | None, scenario: Scenario) -> State:
     if recorded is None:
         raise RunExistsError(f"{folder} already holds a run, and not of this study; give another directory")
     if status == "complete":
-        change = _change(load(folder).scenario_data, scenario)
+        change = difference(load(folder).scenario_data, scenario)
         if change:
             raise RunExistsError(
                 f"{folder} was run with other settings: {change}; "
@@ -225,7 +222,7 @@ def standing(folder: Path, recorded: State | None, scenario: Scenario) -> State:
             f"{folder} was complete, but its run.json does not say so any more; "
             "remove that directory if the part is to be run again"
         )
-    if is_done(recorded) and status == "failed" and not _change(load(folder).scenario_data, scenario):
+    if is_done(recorded) and status == "failed" and not difference(load(folder).scenario_data, scenario):
         return recorded
     return WAITING
 
@@ -282,32 +279,6 @@ def _told(error: BaseException | None) -> State:
     kind = DivergenceError if isinstance(error, DivergenceError) else type(error)
     words = "stopped by the user" if isinstance(error, KeyboardInterrupt) else str(error)
     return {"error": words, "kind": kind.__name__}
-
-
-def _change(old: dict[str, Any], scenario: Scenario) -> str:
-    """The first difference between a scenario on disk and this one; "" where there is none."""
-    new = json.dumps(scenario_to_data(scenario))
-    there = {key: value for key, value in old.items() if key != "versions"}
-    return _difference(
-        "",
-        json.loads(_ADDRESS.sub("", json.dumps(there))),
-        json.loads(_ADDRESS.sub("", new), parse_constant=lambda _: None),  # on disk, NaN is null
-    )
-
-
-def _difference(where: str, old: Any, new: Any) -> str:
-    if old == new:
-        return ""
-    if isinstance(old, dict) and isinstance(new, dict):
-        keys = [key for key in {**new, **old} if old.get(key) != new.get(key)]
-        if keys:
-            return _difference(f"{where}.{keys[0]}".lstrip("."), old.get(keys[0]), new.get(keys[0]))
-    return f"{where} is {_short(old)} there and {_short(new)} now"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:

@@ -3,6 +3,6 @@
 from asyncfed.network.waves import Status
 from asyncfed.trace.columns import STATUS_NAMES, Totals
 from asyncfed.trace.reader import Trace
-from asyncfed.trace.writer import Position, TraceWriter
+from asyncfed.trace.writer import TraceWriter, clear
 
-__all__ = ["STATUS_NAMES", "Position", "Status", "Totals", "Trace", "TraceWriter"]
+__all__ = ["STATUS_NAMES", "Status", "Totals", "Trace", "TraceWriter", "clear"]

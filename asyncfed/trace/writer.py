@@ -21,15 +21,17 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncfed.disk import storing
 from asyncfed.errors import TraceError
 from asyncfed.network.waves import Status
+from asyncfed.recall import Saved
 from asyncfed.trace.columns import (
     DICTIONARY_COLUMNS,
     ENCODINGS,
@@ -52,20 +54,12 @@ _LONG_CALLS = 64  # rows
 _CHUNKS_BEHIND = 3
 
 
-class Position(NamedTuple):
-    """A place between chunks from which a writer can continue; plain integers, fit for a checkpoint."""
-
-    messages: int
-    steps: int
-    totals: Totals
-
-
 class TraceWriter:
     """Appends messages and steps to the trace in `directory`.
 
-    A directory that already holds chunks is refused, unless `position` says after which of them to continue;
-    later ones are then removed. `server` is the node around which rounds are made, where there is one; it is
-    noted in every chunk.
+    A directory that already holds chunks is refused, unless `continues` (what `put_down` of an earlier writer
+    handed over) says after which of them to continue; later ones are then removed. `server` is the node
+    around which rounds are made, where there is one; it is noted in every chunk.
     """
 
     def __init__(
@@ -73,7 +67,7 @@ class TraceWriter:
         directory: Path,
         nodes: int,
         chunk_rows: int = 1 << 18,
-        position: Position | None = None,
+        continues: Saved | None = None,
         server: int | None = None,
     ) -> None:
         if nodes < 1 or chunk_rows < 1:
@@ -91,11 +85,17 @@ class TraceWriter:
         self._counted = 0
         self._closed = False
         self.directory.mkdir(parents=True, exist_ok=True)
+        place = None if continues is None else continues.plain
         self._next = {
-            MESSAGES: self._continue_from(MESSAGES, position and position.messages),
-            STEPS: self._continue_from(STEPS, position and position.steps),
+            table: self._continue_from(table, None if place is None else int(place["chunks"][table]))
+            for table in (MESSAGES, STEPS)
         }
-        self._totals = Totals(*position.totals) if position else Totals()
+        self._totals = Totals()
+        if continues is not None and place is not None:
+            self._totals = Totals(*map(int, place["totals"]))
+            self._messages.refill(continues, MESSAGES)
+            self._steps.refill(continues, STEPS)
+            self._counted = len(self._messages.rows)
 
     def messages(
         self,
@@ -143,14 +143,18 @@ class TraceWriter:
         self._count()
         return self._totals
 
-    @property
-    def position(self) -> Position:
-        """Where a later writer can continue; call `flush(force=True)` first."""
-        if self._messages.pending or self._steps.pending:
-            raise ValueError(
-                "rows are pending, and a position lies between chunks; call flush(force=True) first"
-            )
-        return Position(self._next[MESSAGES], self._next[STEPS], self.totals)
+    def put_down(self) -> Callable[[], Saved]:
+        """Where a later writer can continue to the same files: how many chunks there are, and the rows that
+        wait for the next. What is returned hands it over, in another thread if need be.
+        """
+        waiting = {MESSAGES: self._messages.copy(), STEPS: self._steps.copy()}
+        place = {"chunks": dict(self._next), "totals": list(self.totals)}
+
+        def handed_over() -> Saved:
+            arrays: list[npt.NDArray[Any]] = []
+            return Saved(place | {table: stash.put_down(arrays) for table, stash in waiting.items()}, arrays)
+
+        return handed_over
 
     def flush(self, *, force: bool = False) -> None:
         """Write what is pending as a chunk of each table; a small amount waits for more unless `force`, which
@@ -243,12 +247,14 @@ class TraceWriter:
 
     def _save(self, parts: list[tuple[str, int, _Stash]], then: Callable[[], object] | None) -> None:
         for table, number, stash in parts:
-            self._write_rows(table, stash, tail_path(self.directory, table, number))
+            with storing(self.directory):
+                self._write_rows(table, stash, tail_path(self.directory, table, number))
         if then is not None:
             then()
 
     def _write(self, table: str, number: int, stash: _Stash) -> None:
-        self._write_rows(table, stash, chunk_path(self.directory, table, number))
+        with storing(self.directory):
+            self._write_rows(table, stash, chunk_path(self.directory, table, number))
         tail_path(self.directory, table, number).unlink(missing_ok=True)
 
     def _write_rows(self, table: str, stash: _Stash, target: Path) -> None:
@@ -289,11 +295,24 @@ class TraceWriter:
         return keep
 
 
+def clear(directory: Path) -> None:
+    """Remove the trace in a directory, newest chunks first so that a kill leaves no gap; other files stay."""
+    if directory.is_dir():
+        for table in (MESSAGES, STEPS):
+            for path in (*tail_files(directory, table), *reversed(chunk_files(directory, table))):
+                path.unlink()
+
+
 _MESSAGE_NUMBERS = (
     "sender", "receiver", "status", "step", "sent_at", "arrived_at", "absorbed_step", "weight", "bytes",
     "staleness",
 )  # fmt: skip
 _STEP_NUMBERS = ("client", "step", "started_at", "ended_at", "absorbed")
+_WHOLE = ("sender", "receiver", "status", "step", "absorbed_step", "staleness", "client", "absorbed")
+_REAL = ("sent_at", "arrived_at", "weight", "started_at", "ended_at")
+_KINDS: dict[str, Any] = (
+    dict.fromkeys(_WHOLE, np.int32) | dict.fromkeys(_REAL, np.float64) | {"bytes": np.int64}
+)
 
 
 class _Stash:
@@ -326,13 +345,35 @@ class _Stash:
         same.pending = self.pending
         return same
 
+    def put_down(self, arrays: list[npt.NDArray[Any]]) -> Any:
+        """The rows so far as columns, which go to `arrays`, and the labels with how many rows each is for."""
+        runs: list[list[Any]] = []
+        for label, rows in zip(self.labels, self.rows, strict=True):
+            if runs and tuple(runs[-1][:-1]) == label:
+                runs[-1][-1] += rows
+            else:
+                runs.append([*label, rows])
+        first = len(arrays)
+        arrays.extend(self.numbers(name) for name in self._index)
+        return {"labels": runs, "columns": list(range(first, len(arrays)))}
+
+    def refill(self, saved: Saved, table: str) -> None:
+        """Take the rows that another one put down."""
+        columns = [saved.arrays[place] for place in saved.plain[table]["columns"]]
+        start = 0
+        for *labels, rows in saved.plain[table]["labels"]:
+            self.append(tuple(column[start : start + rows] for column in columns), tuple(labels))
+            start += rows
+
     def value(self, call: int, name: str) -> Numbers:
         """What one call gave for a column."""
         return self.calls[call][self._index[name]]
 
-    def numbers(self, name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def numbers(self, name: str) -> npt.NDArray[Any]:
         """A column, numbers repeated for the rows they stand for."""
-        position = self._index[name]
+        position, dtype = self._index[name], _KINDS[name]
+        if not self.calls:
+            return np.zeros(0, dtype)
         values = [call[position] for call in self.calls]
         if self.pending >= _LONG_CALLS * len(values):
             return self._filled(values, dtype)
@@ -368,17 +409,17 @@ def _message_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
     sent = status != Status.LINK_DOWN
     absorbed = (status == Status.DELIVERED) | (status == Status.CARRIED)
     arriving = sent & (status != Status.LOST)
-    arrived_at = stash.numbers("arrived_at", np.float64)
-    absorbed_step = stash.numbers("absorbed_step", np.int32)
-    weight = stash.numbers("weight", np.float64)
-    payload = stash.numbers("bytes", np.int64)
-    staleness = stash.numbers("staleness", np.int32)
+    arrived_at = stash.numbers("arrived_at")
+    absorbed_step = stash.numbers("absorbed_step")
+    weight = stash.numbers("weight")
+    payload = stash.numbers("bytes")
+    staleness = stash.numbers("staleness")
     return {
-        "step": stash.numbers("step", np.int32),
+        "step": stash.numbers("step"),
         "sender": _within(stash, "sender", nodes),
         "receiver": _within(stash, "receiver", nodes),
         "status": pa.DictionaryArray.from_arrays(status, pa.array(STATUS_NAMES)),
-        "sent_at": stash.numbers("sent_at", np.float64),
+        "sent_at": stash.numbers("sent_at"),
         "arrived_at": _nullable(arrived_at, arriving & ~np.isnan(arrived_at)),
         "absorbed_step": _nullable(absorbed_step, absorbed & (absorbed_step >= 0)),
         "weight": _nullable(weight, sent & ~np.isnan(weight)),
@@ -398,16 +439,16 @@ def _nullable(values: npt.NDArray[Any], valid: npt.NDArray[np.bool_]) -> pa.Arra
 def _step_columns(stash: _Stash, nodes: int) -> dict[str, Any]:
     return {
         "client": _within(stash, "client", nodes),
-        "step": stash.numbers("step", np.int32),
-        "started_at": stash.numbers("started_at", np.float64),
-        "ended_at": stash.numbers("ended_at", np.float64),
-        "absorbed": stash.numbers("absorbed", np.int32),
+        "step": stash.numbers("step"),
+        "started_at": stash.numbers("started_at"),
+        "ended_at": stash.numbers("ended_at"),
+        "absorbed": stash.numbers("absorbed"),
         "phase": stash.text(0),
     }
 
 
 def _within(stash: _Stash, name: str, limit: int) -> npt.NDArray[Any]:
-    values = stash.numbers(name, np.int32)
+    values = stash.numbers(name)
     _check_range(name, values, limit)
     return values
 

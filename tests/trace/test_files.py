@@ -143,4 +143,4 @@ def test_importing_the_trace_leaves_pandas_alone() -> None:
 
 
 def test_public_names() -> None:
-    assert asyncfed.trace.__all__ == ["STATUS_NAMES", "Position", "Status", "Totals", "Trace", "TraceWriter"]
+    assert asyncfed.trace.__all__ == ["STATUS_NAMES", "Status", "Totals", "Trace", "TraceWriter", "clear"]

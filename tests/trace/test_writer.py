@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from asyncfed.errors import TraceError
-from asyncfed.trace import Position, Status, Totals, Trace, TraceWriter
+from asyncfed.recall import Saved
+from asyncfed.trace import Status, Totals, Trace, TraceWriter
 from tests.trace import naive
 
 LOCKSTEP = {"sent_at": 3.0, "arrived_at": 4.0, "absorbed_step": 4, "weight": 0.25, "bytes": 100}
@@ -193,30 +194,34 @@ def test_a_directory_with_a_trace_is_not_overwritten(tmp_path: Path) -> None:
         TraceWriter(tmp_path / "saved", 3)
 
 
-def test_a_writer_that_continues_from_a_position_ends_with_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [3, 20])  # before the first chunk, and after some
+def test_a_writer_that_goes_on_where_another_was_put_down_ends_with_the_same_bytes(
+    steps: int, tmp_path: Path
+) -> None:
     with TraceWriter(tmp_path / "whole", 10, chunk_rows=700) as whole:
-        append_steps(whole, 10, range(20))
-        whole.flush(force=True)
-        append_steps(whole, 10, range(20, 50))
+        append_steps(whole, 10, range(50))
     killed = TraceWriter(tmp_path / "resumed", 10, chunk_rows=700)
-    append_steps(killed, 10, range(20))
-    with pytest.raises(ValueError, match="rows are pending"):
-        _ = killed.position
-    killed.flush(force=True)
-    saved = json.dumps(killed.position)
-    append_steps(killed, 10, range(20, 41))
+    append_steps(killed, 10, range(steps))
+    handed_over = killed.put_down()
+    append_steps(killed, 10, range(steps, 41))
     killed.save()
     killed.wait()
+    saved = handed_over()
     assert len(Trace(tmp_path / "resumed")) == 4100
-    with TraceWriter(tmp_path / "resumed", 10, 700, position=Position(*json.loads(saved))) as resumed:
-        append_steps(resumed, 10, range(20, 50))
+    continues = Saved(json.loads(json.dumps(saved.plain)), saved.arrays)
+    with TraceWriter(tmp_path / "resumed", 10, 700, continues=continues) as resumed:
+        append_steps(resumed, 10, range(steps, 50))
     assert contents(tmp_path / "resumed") == contents(tmp_path / "whole")
     assert resumed.totals == whole.totals == Trace(tmp_path / "whole").totals()
 
 
-def test_a_position_beyond_what_is_there_is_refused(tmp_path: Path) -> None:
+def test_a_place_beyond_what_is_there_is_refused(tmp_path: Path) -> None:
+    elsewhere = TraceWriter(tmp_path / "elsewhere", 10, chunk_rows=700)
+    append_steps(elsewhere, 10, range(20))
+    saved = elsewhere.put_down()()
+    elsewhere.close()
     with pytest.raises(TraceError, match="holds 0 messages chunks but the checkpoint counts 2"):
-        TraceWriter(tmp_path, 3, position=Position(2, 1, Totals()))
+        TraceWriter(tmp_path / "here", 10, continues=saved)
 
 
 def test_a_lockstep_trace_is_small_and_quick_to_write(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Files that are written whole or not at all, and what is said when a disk will not take them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from asyncfed.errors import StorageError
+
+
+def synced(path: Path) -> None:
+    """Have the system put a file, or the names in a directory, on disk before we go on."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(target: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written under another name, synced, and put in its place: a kill at any instant leaves the
+    old one or the new one.
+    """
+    part = target.with_name(f".{target.name}.part")
+    try:
+        write(part)
+        synced(part)
+        os.replace(part, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def storing(where: Path) -> Iterator[None]:
+    """A disk that is full, read-only or gone ends a run with words that say so."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to {where}: {error.strerror or error}; what was recorded before stays readable. "
+            "Make room, or the directory writable again, and go on with `asyncfed resume`"
+        ) from error

@@ -1,0 +1,108 @@
+"""The checkpoints of a run, one file each: all that it needs to go on to the same bytes.
+
+    checkpoints/00000012.safetensors    tensors by name; facts as JSON in the header
+
+A file is written under another name, synced and renamed, so that a kill at any instant leaves whole files
+only; the last two are kept. Reading one makes tensors and plain data, nothing else: no pickle, no names to
+import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from asyncfed.disk import synced, write_whole
+from asyncfed.errors import TraceError
+from asyncfed.recall import Saved
+from asyncfed.runtime.state import State, of_arrays
+
+FORMAT, VERSION = "asyncfed-checkpoint", "1"
+_KEPT = 2
+_NAME = re.compile(r"(\d{8})\.safetensors")
+
+
+class Checkpoints:
+    """Those of the run in a directory."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / "checkpoints"
+
+    def write(self, state: State) -> None:
+        """Another one; older ones than the last two go."""
+        self._folder.mkdir(exist_ok=True)
+        there = self._files()
+        number = int(there[-1].stem) + 1 if there else 1
+        target = self._folder / f"{number:08d}.safetensors"
+        facts = json.dumps(state.facts, ensure_ascii=False, allow_nan=False)
+        marks = {"format": FORMAT, "version": VERSION, "facts": facts}
+        write_whole(target, lambda part: save_file(state.tensors, part, marks))
+        synced(self._folder)
+        for old in [*there, target][:-_KEPT]:
+            old.unlink(missing_ok=True)
+
+    def newest(self) -> State | None:
+        """The newest that can be read; None where there is none."""
+        error: TraceError | None = None
+        for path in reversed(self._files()):
+            try:
+                return _read(path)
+            except TraceError as problem:
+                error = error or problem
+        if error is not None:
+            raise error
+        return None
+
+    def clear(self) -> None:
+        """The run is complete: nobody needs them any more."""
+        if self._folder.is_symlink() or not self._folder.is_dir():
+            return
+        for path in (*self._files(), *self._folder.glob(".*.safetensors.part")):
+            path.unlink()
+        with contextlib.suppress(OSError):  # somebody else's files stay
+            self._folder.rmdir()
+
+    def _files(self) -> list[Path]:
+        if not self._folder.is_dir():
+            return []
+        return sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def _read(path: Path) -> State:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TraceError(f"{path} is not a file; remove it")
+        with safe_open(path, framework="pt") as file:
+            marks = file.metadata() or {}
+            if marks.get("format") != FORMAT or marks.get("version") != VERSION:
+                raise TraceError(
+                    f"{path} is not a checkpoint of this version (format {marks.get('format')!r}, version "
+                    f"{marks.get('version')!r}; this asyncfed writes {VERSION!r})"
+                )
+            facts = json.loads(marks.get("facts", ""))
+            if not isinstance(facts, dict):
+                raise TraceError(f"{path} is damaged: its facts are no mapping")
+            return State({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+        if isinstance(error, TraceError):
+            raise
+        raise TraceError(f"{path} cannot be read as a checkpoint: {error}") from None
+
+
+def as_state(saved: Saved) -> State:
+    """What was put down as plain data and arrays, fit for a checkpoint."""
+    return State(of_arrays({str(k): array for k, array in enumerate(saved.arrays)}), {"plain": saved.plain})
+
+
+def as_saved(state: State) -> Saved:
+    """The same the other way."""
+    arrays: list[Any] = [np.array(state.array(str(k))) for k in range(len(state.tensors))]
+    return Saved(state.facts["plain"], arrays)
