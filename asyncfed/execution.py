@@ -11,7 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +29,7 @@ from asyncfed.rows import client_rows, metrics_row
 from asyncfed.runtime.backend import Backend
 from asyncfed.runtime.block import Tap
 from asyncfed.runtime.checkpoints import Checkpoints, as_saved, as_state
-from asyncfed.runtime.directory import RunDirectory
+from asyncfed.runtime.directory import RunDirectory, plain_json
 from asyncfed.runtime.evaluation import Evaluation
 from asyncfed.runtime.fingerprint import fingerprints
 from asyncfed.runtime.local import LocalBackend
@@ -170,9 +170,9 @@ class Execution:
 
     def _attempt(self, engine: Backend, start: State | None, stop: Stopping) -> Tensors:
         """From the beginning or a checkpoint to the end; returns the final variables."""
-        facts: dict[str, Any] = {"evaluations": 0, "loss": None} if start is None else start.facts
+        told = _Told() if start is None else _Told(**start.facts["told"])
         self.directory.remove("clients.jsonl", "final.safetensors")
-        self.directory.keep_rows("metrics.jsonl", int(facts["evaluations"]))
+        self.directory.keep_rows("metrics.jsonl", told.evaluations)
         if start is None:
             clear(self.directory.trace)
         continues = None if start is None else as_saved(start.under("trace"))
@@ -181,7 +181,7 @@ class Execution:
             self.directory.trace, nodes=network.n, continues=continues,
             server=None if method.server is None else network.server,
         )  # fmt: skip
-        record = Record(self.directory, writer, self.lock, int(facts["evaluations"]))
+        record = Record(self.directory, writer, self.lock)
         stage = Stage(
             scene=self.scene,
             streams=Streams(self.scenario.seed),
@@ -197,48 +197,43 @@ class Execution:
                 part = loop.restore(as_saved(start.under("loop")))
                 engine.restore(start.under("backend"), part)
             stop.gentle = True
-            last = self._play(loop, writer, record, stop, facts["loss"])
+            self._play(loop, writer, record, stop, told)
             final = engine.final()
             if self.options.save_final:
                 self.directory.write_tensors("final.safetensors", final)
-            self.directory.write_rows("clients.jsonl", client_rows(last))
+            self.directory.write_rows("clients.jsonl", told.clients)
         finally:
             stop.gentle = False
             self._totals = writer.totals
             record.close()
         return final
 
-    def _play(
-        self, loop: Loop, writer: TraceWriter, record: Record, stop: Stopping, loss: float | None
-    ) -> Evaluation:
-        """All of it; returns the final evaluation."""
+    def _play(self, loop: Loop, writer: TraceWriter, record: Record, stop: Stopping, told: _Told) -> None:
         due = _Due(self.options, self.scene.problem.clients)
         for item in loop:
             record.keep_up()
             if isinstance(item, Evaluation):
                 row = metrics_row(item, writer.totals)
                 record.metrics(row)
-                loss = row["train_loss"] if row["train_loss"] is not None else loss
+                told.evaluations += 1
+                told.loss = row["train_loss"] if row["train_loss"] is not None else told.loss
                 if item.final:
-                    last = item
+                    told.clients = client_rows(item)
                 continue
             self._steps_done = item.steps_done
             if item.rests and (due.now(item) or (stop.signal is not None and due.ever)):
                 began = time.perf_counter()
-                self._checkpoint(loop, writer, record, item, loss)
+                self._checkpoint(loop, writer, record, item, told)
                 due.taken(item, time.perf_counter() - began)
             if stop.signal is not None and (item.rests or stop.impatient):
                 raise RunStopped(stop.signal)
-            self._tell(item, loss, writer.totals)
-        return last
+            self._tell(item, told.loss, writer.totals)
 
-    def _checkpoint(
-        self, loop: Loop, writer: TraceWriter, record: Record, at: Tick, loss: float | None
-    ) -> None:
+    def _checkpoint(self, loop: Loop, writer: TraceWriter, record: Record, at: Tick, told: _Told) -> None:
         """Take down how everything stands; it is put together and written beside the run."""
         assert self._engine is not None
         values, waiting, place = self._engine.state(), writer.put_down(), as_state(Saved.of(loop))
-        facts = {"evaluations": record.evaluations, "loss": loss, "steps_done": at.steps_done}
+        facts: dict[str, Any] = {"told": plain_json(asdict(told)), "steps_done": at.steps_done}
 
         def write() -> None:
             try:
@@ -294,6 +289,15 @@ class Execution:
             problem, clients_per_actor=options.clients_per_actor, actors=before.get("actors"),
             address=options.address, **common,
         )  # fmt: skip
+
+
+@dataclass
+class _Told:
+    """What was told of the run so far."""
+
+    evaluations: int = 0
+    loss: float | None = None
+    clients: list[dict[str, Any]] = field(default_factory=list)  # of the final evaluation
 
 
 class _Due:

@@ -23,18 +23,14 @@ EVERY = 1.0  # seconds
 class Record:
     """The metrics of a run beside the trace that `writer` writes."""
 
-    def __init__(
-        self, directory: RunDirectory, writer: TraceWriter, lock: Lock, evaluations: int = 0
-    ) -> None:
+    def __init__(self, directory: RunDirectory, writer: TraceWriter, lock: Lock) -> None:
         self._directory, self._writer, self._lock = directory, writer, lock
-        self.evaluations = evaluations  # so far
         self._rows: list[dict[str, Any]] = []
         self._due = time.monotonic()
 
     def metrics(self, row: dict[str, Any]) -> None:
         """Take the row of an evaluation."""
         self._rows.append(row)
-        self.evaluations += 1
         self._writer.flush()
         self.keep_up()
 

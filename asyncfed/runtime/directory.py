@@ -102,7 +102,7 @@ class RunDirectory:
         self.write("run.json", {"format": FORMAT, "version": VERSION, **content})
 
     def write(self, name: str, content: dict[str, Any]) -> None:
-        text = json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(plain_json(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
         self._write(name, lambda part: part.write_text(text, encoding="utf-8"))
 
     def write_rows(self, name: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -198,15 +198,15 @@ def _next_numbered(root: Path, name: str) -> Path:
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> str:
-    return "".join(json.dumps(_plain(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    return "".join(json.dumps(plain_json(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """JSON has no NaN; a value that is not there is null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     return value
