@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from asyncfed.errors import ScenarioError, TraceError, UnknownNameError, UnsoundWarning
+from asyncfed.errors import AsyncfedError, ScenarioError, TraceError, UnknownNameError, UnsoundWarning
 from asyncfed.execution import Execution, Progress
 from asyncfed.options import Options
 from asyncfed.protocols.part import Scene, Tensors
@@ -27,7 +27,7 @@ from asyncfed.runtime.lock import locked
 from asyncfed.scenario import Scenario, check
 from asyncfed.scenario_data import difference, scenario_from_data, scenario_to_data
 
-__all__ = ["Progress", "resume", "run"]
+__all__ = ["Progress", "resumable", "resume", "run"]
 
 _VERSIONED = ("asyncfed", "torch", "numpy", "networkx", "ray", "pyarrow")
 _DECISIVE = ("python", "asyncfed", "torch", "numpy")  # versions that may change a run's numbers
@@ -169,6 +169,18 @@ def resume(
                 f"the checkpoint in {directory.path} does not fit its scenario ({type(error).__name__}: "
                 f"{error}); it was damaged or changed. Remove {directory.path / 'checkpoints'} to begin anew"
             ) from error
+
+
+def resumable(path: str | os.PathLike[str]) -> bool:
+    """Whether a directory holds a run that `resume` could go on with, as far as its run.json tells."""
+    try:
+        directory = RunDirectory.open(path)
+        manifest = directory.manifest()
+        _require_unfinished(directory.path, manifest)
+        _mapping(manifest, "options", directory.path)
+    except AsyncfedError:
+        return False
+    return True
 
 
 # --- what may be run -------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from asyncfed.cli.failures import guarded
 EXIT_CODES = (
     "Exit codes: 0 fine; 1 a bug in asyncfed; 2 bad input, nothing was run; 3 the run failed, what was "
     "recorded stays readable; "
-    "4 a run or trace that cannot be read; 130 interrupted, the partial run stays readable. "
+    "4 a run or trace that cannot be read; 130 interrupted (143 by SIGTERM, 129 by SIGHUP), the partial run "
+    "stays readable and can be resumed. "
     "ASYNCFED_DEBUG=1 (or --debug) shows where an error came from."
 )
 
@@ -122,6 +123,12 @@ def run(
     save_final: Annotated[
         bool, typer.Option("--save-final", help="Also keep the final variables of all clients.")
     ] = False,
+    checkpoint_every: Annotated[
+        str, typer.Option(help="Write down what `resume` needs every 60s, 5m, 1h, so many steps, or never.")
+    ] = "60s",
+    max_recoveries: Annotated[
+        int, typer.Option(min=0, help="How often lost Ray actors are replaced and the run goes on by itself.")
+    ] = 10,
     pictures: Annotated[bool, typer.Option("--pictures", help="Also draw the result.")] = False,
 ) -> None:
     """Run a scenario, or the parts of a study, and print the result."""
@@ -146,6 +153,8 @@ def run(
             out=out,
             device=device,
             save_final=save_final,
+            checkpoint_every=_interval(checkpoint_every),
+            max_recoveries=max_recoveries,
             pictures=pictures,
         )
     else:
@@ -161,9 +170,63 @@ def run(
             out=out,
             device=device,
             save_final=save_final,
+            checkpoint_every=_interval(checkpoint_every),
+            max_recoveries=max_recoveries,
             only=only,
             pictures=pictures,
         )
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def resume(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run that did not end.")],
+    scenario: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.py",
+            help="The scenario, where the run does not say all of it: problems made of one's own functions.",
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="With --scenario: as for `run`.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="With --scenario: as for `run`.")] = None,
+    address: Annotated[str | None, typer.Option(help="The Ray cluster, where it is another one now.")] = None,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help="As for `run`, where it is to be another one now.")
+    ] = None,
+    max_recoveries: Annotated[
+        int | None, typer.Option(min=0, help="As for `run`, where it is to be another one now.")
+    ] = None,
+    pictures: Annotated[bool, typer.Option("--pictures", help="Also draw the result.")] = False,
+) -> None:
+    """Go on with a run that was interrupted, killed or failed, to the same end as if it never had been."""
+    from asyncfed.cli.scenarios import load_scenario
+    from asyncfed.cli.session import go_on
+    from asyncfed.errors import ScenarioError
+
+    if (path / "study.json").exists():
+        from asyncfed.cli.studies import refuse_to_resume
+
+        refuse_to_resume(path)
+    if scenario is None and (settings or seed is not None):
+        raise ScenarioError("--set and --seed are for a scenario that is given; the run has its own")
+    go_on(
+        path,
+        None if scenario is None else load_scenario(scenario, settings or (), seed),
+        address=address,
+        checkpoint_every=None if checkpoint_every is None else _interval(checkpoint_every),
+        max_recoveries=max_recoveries,
+        pictures=pictures,
+    )
+
+
+def _interval(text: str) -> str | int | None:
+    """Of checkpoints, as `run` takes it."""
+    if text == "never":
+        return None
+    return int(text) if text.isdecimal() else text
 
 
 def _whole(option: str, text: str) -> int:

@@ -13,7 +13,15 @@ from typing import Any, ParamSpec
 
 import typer
 
-from asyncfed.errors import AsyncfedError, RunError, ScenarioError, TraceError, UnsoundWarning
+from asyncfed.errors import (
+    AsyncfedError,
+    RecoveredWarning,
+    RunError,
+    RunStopped,
+    ScenarioError,
+    TraceError,
+    UnsoundWarning,
+)
 
 P = ParamSpec("P")
 
@@ -31,6 +39,9 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             sys.stdout.flush()
         except typer.Exit:
             raise
+        except RunStopped as stopped:
+            _tell(str(stopped))
+            raise typer.Exit(128 + stopped.number) from None
         except KeyboardInterrupt:
             _tell("interrupted")
             raise typer.Exit(INTERRUPTED) from None
@@ -67,7 +78,7 @@ def _warnings_told() -> Iterator[None]:
     shown = warnings.showwarning
 
     def tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if not issubclass(category, UnsoundWarning):
+        if not issubclass(category, (UnsoundWarning, RecoveredWarning)):
             shown(message, category, *where, **more)
         elif str(message) not in told:
             told.add(str(message))
@@ -75,6 +86,7 @@ def _warnings_told() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UnsoundWarning)
+        warnings.simplefilter("always", RecoveredWarning)
         warnings.showwarning = tell
         yield
 

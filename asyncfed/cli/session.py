@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from asyncfed.cli.progress import watcher
 from asyncfed.cli.summary import links_line
 from asyncfed.cli.tables import duration, print_metrics, print_pairs, stderr, stdout
-from asyncfed.errors import RunExistsError, ScenarioError
-from asyncfed.runner import run
+from asyncfed.errors import RunError, RunExistsError, ScenarioError
+from asyncfed.runner import resumable, resume, run
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from asyncfed.result import Result
 
 
@@ -27,6 +30,8 @@ def execute(
     out: Path | None,
     device: str,
     save_final: bool,
+    checkpoint_every: str | int | None,
+    max_recoveries: int,
     pictures: bool,
 ) -> None:
     """Run, print the result and where everything is; a run that stops early says where its part is."""
@@ -49,16 +54,58 @@ def execute(
                 address=address,
                 out=path,
                 save_final=save_final,
+                checkpoint_every=checkpoint_every,
+                max_recoveries=max_recoveries,
                 progress=watching,
             )
     except BaseException as error:
         if (path / "run.json").exists():
-            messages.print(f"what was recorded is in {path}; look with: asyncfed show {path}", soft_wrap=True)
+            _say_what_is_left(messages, path)
         elif not stood and isinstance(error, (ScenarioError, KeyboardInterrupt)):
             with contextlib.suppress(OSError):
                 path.rmdir()
         raise
     _report(result, pictures)
+
+
+def go_on(
+    path: Path,
+    scenario: Scenario | None,
+    *,
+    address: str | None,
+    checkpoint_every: str | int | None,
+    max_recoveries: int | None,
+    pictures: bool,
+) -> None:
+    """Resume a run, and print its result as `execute` does."""
+    messages = stderr()
+    messages.print(f"going on with the run in {path}", soft_wrap=True)
+    try:
+        with watcher(messages) as watching:
+            result = resume(
+                path,
+                scenario=scenario,
+                address=address,
+                checkpoint_every=checkpoint_every,
+                max_recoveries=max_recoveries,
+                progress=watching,
+            )
+    except (RunError, KeyboardInterrupt):
+        _say_what_is_left(messages, path)
+        raise
+    _report(result, pictures)
+
+
+def _say_what_is_left(messages: Console, path: Path) -> None:
+    quoted = shlex.quote(str(path))
+    if resumable(path):
+        messages.print(
+            f"what was recorded is in {path}; look with: asyncfed show {quoted}\n"
+            f"go on with: asyncfed resume {quoted}",
+            soft_wrap=True,
+        )
+    else:
+        messages.print(f"what was recorded is in {path}; look with: asyncfed show {quoted}", soft_wrap=True)
 
 
 def _report(result: Result, pictures: bool) -> None:

@@ -36,6 +36,8 @@ def execute_study(
     out: Path | None,
     device: str,
     save_final: bool,
+    checkpoint_every: str | int | None,
+    max_recoveries: int,
     only: Sequence[str] | None,
     pictures: bool,
 ) -> None:
@@ -57,6 +59,8 @@ def execute_study(
                 address=address,
                 out=path,
                 save_final=save_final,
+                checkpoint_every=checkpoint_every,
+                max_recoveries=max_recoveries,
                 only=only,
                 pictures=pictures,
                 progress=watching,
@@ -116,6 +120,16 @@ def refuse_study(path: Path) -> NoReturn:
     parts = load_study(path).parts
     example = shlex.quote(str(path / next(iter(parts))))
     raise TraceError(f"{path} is a study of {len(parts)} runs; give one of them, such as {example}")
+
+
+def refuse_to_resume(path: Path) -> NoReturn:
+    """A study's parts are made by its file, which a directory does not name."""
+    study = load_study(path)
+    raise ScenarioError(
+        f"{path} is a study; go on with it by the command that began it, which ended in "
+        f"`asyncfed run {study.name} … --out {shlex.quote(str(path))}`: complete parts are kept, and the one "
+        "that was interrupted goes on from its last checkpoint"
+    )
 
 
 def _print_summary(console: Console, result: StudyResult) -> None:

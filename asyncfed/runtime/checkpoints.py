@@ -76,6 +76,11 @@ class Checkpoints:
         return sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
 
 
+def has_checkpoint(run: Path) -> bool:
+    """Whether there is one, readable or not."""
+    return bool(Checkpoints(run)._files())
+
+
 def _read(path: Path) -> State:
     try:
         if not stat.S_ISREG(path.stat().st_mode):

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asyncfed.errors import DivergenceError, RunExistsError, ScenarioError, TraceError, UnknownNameError
+from asyncfed.options import Options
 from asyncfed.result import Result, load
+from asyncfed.runtime.checkpoints import has_checkpoint
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario
 from asyncfed.scenario_data import difference
@@ -39,6 +41,7 @@ State: TypeAlias = dict[str, str]
 """How a part stands: "status", and "error" and "kind" (of the error) where it failed."""
 
 WAITING: State = {"status": "waiting"}
+_FREE = {"address": None, "checkpoint_every": None, "max_recoveries": None}  # may be others when it goes on
 
 
 class StudyResult:
@@ -235,6 +238,14 @@ def run_status(folder: Path) -> str | None:
         return load(folder).status
     except (TraceError, KeyError):
         return "unreadable"
+
+
+def interrupted(folder: Path, options: Options) -> bool:
+    """Whether a part was stopped after a checkpoint, and was run as it would be now."""
+    if run_status(folder) in (None, "complete", "unreadable") or not has_checkpoint(folder):
+        return False
+    told = load(folder).manifest.get("options")
+    return isinstance(told, dict) and told | _FREE == options.as_dict() | _FREE
 
 
 def discard(folder: Path) -> None:

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncfed.errors import AsyncfedError, DivergenceError, RunError, ScenarioError, UnknownNameError
-from asyncfed.runner import Progress, run
+from asyncfed.errors import (
+    AsyncfedError,
+    DivergenceError,
+    RecoveredWarning,
+    RunError,
+    ScenarioError,
+    TraceError,
+    UnknownNameError,
+)
+from asyncfed.options import Options
+from asyncfed.runner import Progress, resume, run
 from asyncfed.runtime.directory import RunDirectory
-from asyncfed.scenario import check
+from asyncfed.scenario import Scenario, check
 from asyncfed.study.definition import Study
 from asyncfed.study.directory import (
     WAITING,
@@ -27,6 +37,7 @@ from asyncfed.study.directory import (
     StudyResult,
     alone,
     discard,
+    interrupted,
     is_complete,
     is_done,
     recorded_parts,
@@ -60,19 +71,23 @@ def run_study(
     address: str | None = None,
     out: str | os.PathLike[str] | None = None,
     save_final: bool = False,
+    checkpoint_every: str | int | None = "60s",
+    max_recoveries: int = 10,
     only: Sequence[str] | None = None,
     pictures: bool = True,
     progress: Callable[[StudyProgress], None] | None = None,
 ) -> StudyResult:
     """Run the parts of a study, one after the other, and summarise those that are complete.
 
-    `backend`, `clients_per_actor`, `device`, `address` and `save_final` are those of `run`, for every part.
+    `backend`, `clients_per_actor`, `device`, `address`, `save_final`, `checkpoint_every` and `max_recoveries`
+    are those of `run`, for every part.
 
     Parameters
     ----------
     out
         The study's directory; by default a new numbered one under `runs/` (or $ASYNCFED_RUNS). Where it holds
-        this study already, the parts that are complete or diverged are kept, and the others run afresh.
+        this study already, the parts that are complete or diverged are kept, one that was interrupted goes
+        on from its last checkpoint, and the others run afresh.
     only
         Run only these parts; one that diverged is tried again. The summary is of all that are complete.
     pictures
@@ -115,20 +130,14 @@ def run_study(
                 if is_done(parts[part]):
                     tell(part, "kept", error=parts[part].get("error", ""))
                     continue
-                discard(directory.path / part)
                 ledger.mark(part, "running")
                 tell(part, "running")
+                options = Options(
+                    backend, clients_per_actor, device, address, save_final or study.save_final,
+                    checkpoint_every, max_recoveries,
+                )  # fmt: skip
                 try:
-                    run(
-                        study.scenario(part),
-                        backend=backend,
-                        clients_per_actor=clients_per_actor,
-                        device=device,
-                        address=address,
-                        out=directory.path / part,
-                        save_final=save_final or study.save_final,
-                        progress=watched(part),
-                    )
+                    _run_part(study.scenario(part), directory.path / part, options, watched(part))
                 except DivergenceError as error:
                     ledger.mark(part, "failed", error)
                     tell(part, "failed", error=str(error))
@@ -143,6 +152,21 @@ def run_study(
             raise
         ledger.close("complete" if all(map(is_done, parts.values())) else "partial")
     return StudyResult(directory.path, summary)
+
+
+def _run_part(scenario: Scenario, out: Path, options: Options, progress: Callable[[Progress], None]) -> None:
+    """Go on with what stands there, where that comes to the same end; or run it afresh."""
+    if interrupted(out, options):
+        try:
+            resume(
+                out, scenario=scenario, address=options.address, max_recoveries=options.max_recoveries,
+                progress=progress,
+            )  # fmt: skip
+            return
+        except (ScenarioError, TraceError) as error:  # other versions, changed code, a damaged checkpoint
+            warnings.warn(RecoveredWarning(f"{out} is run afresh: {error}"), stacklevel=3)
+    discard(out)
+    run(scenario, out=out, progress=progress, **options.as_dict())
 
 
 def _chosen(study: Study, only: Sequence[str] | None) -> list[str]:
