@@ -15,6 +15,7 @@ What it cannot see is in docs/gpu.md.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,8 @@ _aten = torch.ops.aten
 _CPU, _CUDA = torch.device("cpu"), torch.device("cuda", 0)
 _META = torch.device("meta", 0)  # what others mean by `meta` has no index
 
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_ASK_DEVICE = torch.ops.prim.device.default
 _DEVICE, _IS_CUDA = Tensor.device.__get__, Tensor.is_cuda.__get__
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray)
 _COPIES = {_aten.copy_.default, _aten.copy.default, _aten._to_copy.default}
@@ -92,7 +95,7 @@ class _Made(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
+        self._mode_key = _FAKE
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _computed(function, args, kwargs or {})
@@ -119,14 +122,19 @@ class _Named(TorchFunctionMode):
 
 @contextmanager
 def pretended_gpu() -> Iterator[None]:
-    """A machine with one GPU, as far as torch and those who ask it can tell."""
+    """A machine with one GPU, as far as torch and those who ask it can tell; with ASYNCFED_REAL_GPU set, the
+    GPU that there is.
+    """
+    if os.environ.get("ASYNCFED_REAL_GPU"):
+        yield
+        return
     with patch.object(torch.cuda, "is_available", lambda: True), _Made(), _Named():
         yield
 
 
 def _computed(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The operation on the numbers held; its results on the GPU, unless they are brought to the CPU."""
-    if function is torch.ops.prim.device.default:
+    if function is _ASK_DEVICE:
         return _META
     given = [*_tensors(args), *_tensors(kwargs.values())]
     pretended = {id(value.held): value for value in given if isinstance(value, Pretended)}
@@ -167,8 +175,7 @@ def _require_one_device(function: Any, args: Sequence[Any], given: Sequence[Tens
 
 def _is_faking() -> bool:
     """Whether torch notes shapes and devices only, as it does of all that is recorded."""
-    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    return isinstance(mode, FakeTensorMode)
+    return isinstance(torch._C._get_dispatch_mode(_FAKE), FakeTensorMode)
 
 
 def _require_generator(generator: torch.Generator | None) -> None:

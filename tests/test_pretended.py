@@ -63,7 +63,7 @@ ALLOWED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("mistake", REFUSED.values(), ids=REFUSED)
 def test_what_a_gpu_refuses_is_refused(mistake: Callable[[Tensor, Tensor, Tensor], object]) -> None:
-    with pretended_gpu(), pytest.raises((RuntimeError, TypeError), match=r"cuda.*(cpu|numpy)"):
+    with pretended_gpu(), pytest.raises((RuntimeError, TypeError), match=r"same device|found 'cpu'|to numpy"):
         mistake(*_both())
 
 

