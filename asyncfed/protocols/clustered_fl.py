@@ -57,7 +57,7 @@ class OneCluster(Opening):
     """Everybody together."""
 
     def fold(self, board: Tensors, mean: Inbox) -> Tensors:
-        cluster = torch.zeros(mean.clients, dtype=torch.int64)
+        cluster = torch.zeros(mean.clients, dtype=torch.int64, device=board["y"].device)
         return {"x": board["x"], "y": board["y"], "cluster": cluster}
 
     def report(self, board: Tensors) -> dict[str, float]:
@@ -169,7 +169,7 @@ class ClusterSteps(Round):
             here = np.flatnonzero(cluster[senders] == c)
             if len(here):
                 theta[c] = before + _mean(delta[_index(here, delta)], arrived.weights[here])
-        return {"y": torch.stack(theta), "cluster": torch.from_numpy(cluster)}
+        return {"y": torch.stack(theta), "cluster": _index(cluster, delta)}
 
     def _parting(self, delta: Tensor, weights: FloatArray) -> IntArray | None:
         """Who is to leave the cluster, if it is to be split: the half without the first."""

@@ -185,7 +185,9 @@ class LocalBackend:
 
 
 def final_of(decides: Tensors, remembered: Tensors) -> Tensors:
-    """What the deciding nodes have, each tensor of its own memory, and what the clients remember."""
-    own = {name: value.clone() for name, value in decides.items()}
+    """What the deciding nodes have, each tensor of its own memory, and what the clients remember: on the CPU,
+    wherever it was computed.
+    """
+    own = {name: value.to("cpu", copy=True) for name, value in decides.items()}
     mine = {name: value for name, value in remembered.items() if name not in ("inner", "outer")}
-    return own | {f"clients/{name}": value.clone() for name, value in mine.items()}
+    return own | {f"clients/{name}": value.to("cpu", copy=True) for name, value in mine.items()}
