@@ -115,7 +115,7 @@ def run_study(
                 if is_done(parts[part]):
                     tell(part, "kept", error=parts[part].get("error", ""))
                     continue
-                discard(directory.path / part)
+                discard(directory.path, part)
                 ledger.mark(part, "running")
                 tell(part, "running")
                 try:
