@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfed.errors import ScenarioError
+from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
+from asyncfed.reading import is_number, short
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.trace import Trace
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
     from asyncfed.scenario import Scenario
+
+_MOST_COLUMNS = 1000
+_MOST_CELLS = 1 << 26
 
 
 class Result:
@@ -41,7 +45,7 @@ class Result:
 
     @property
     def status(self) -> str:
-        return str(self.manifest["status"])
+        return str(self.manifest.get("status", "unknown"))
 
     @property
     def complete(self) -> bool:
@@ -58,7 +62,7 @@ class Result:
         samples, their 10th percentile over clients where it makes sense, consensus, messages and bytes so
         far.
         """
-        return self._table("metrics.jsonl")
+        return _frame(self._evaluations())
 
     @property
     def best(self) -> dict[str, Any]:
@@ -80,11 +84,24 @@ class Result:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client: steps and final metrics; empty for a run that did not end."""
-        return self._table("clients.jsonl")
+        return _frame(self._rows("clients.jsonl"))
 
     @cached_property
     def trace(self) -> Trace:
-        return Trace(self._directory.trace, nodes=int(self.manifest.get("nodes", self.manifest["clients"])))
+        """Every message and step. Where a run was stopped, as far as it was recorded; of a complete run, all
+        that run.json counts, or an error that says what is missing.
+        """
+        manifest = self.manifest
+        nodes = manifest.get("nodes", manifest.get("clients"))
+        if nodes is None:
+            raise TraceError(
+                f"{self.path / 'run.json'} does not say how many nodes there are; it was changed"
+            )
+        trace = Trace(self._directory.trace, nodes=nodes)
+        counted = manifest.get("totals", {})
+        if manifest.get("status") == "complete" and "sent" in counted:
+            trace.check_messages(counted["sent"] + counted.get("link_down", 0))
+        return trace
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
@@ -92,7 +109,9 @@ class Result:
         per stretch between two evaluations), with communication rounds, messages and bytes. Of a run that did
         not end, those that were evaluated.
         """
-        rounds, evaluated = self.trace.rounds(), self._directory.rows("metrics.jsonl")[1:]
+        rounds, evaluated = self.trace.rounds(), self._evaluations()[1:]
+        if any("outer_step" not in row for row in evaluated):
+            raise ScenarioError(f"{self.path} has no outer iterations: its method has one level")
         ends = np.array([row["step"] for row in evaluated], dtype=np.int64)  # rounds made by each evaluation
         rounds = rounds[rounds["round"] < ends.max(initial=0)]  # the others are of an iteration cut short
         place = ends.searchsorted(rounds["round"].to_numpy(), side="right")
@@ -119,7 +138,17 @@ class Result:
 
         data = self._directory.scenario()
         data.pop("versions", None)
-        return scenario_from_data(data)
+        try:
+            return scenario_from_data(data)
+        except AsyncfedError:
+            raise
+        except (
+            ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
+        ) as error:  # fmt: skip
+            raise TraceError(
+                f"{self.path / 'scenario.json'} does not make a scenario "
+                f"({type(error).__name__}: {error!s:.200}); it was changed, or is of another version"
+            ) from error
 
     @property
     def scenario_data(self) -> dict[str, Any]:
@@ -132,24 +161,58 @@ class Result:
         the protocol's own.
         """
         if self._final is None:
-            saved = self.path / "final.safetensors"
-            if not saved.exists():
-                raise ScenarioError(
-                    f"{self.path} holds no final variables; "
-                    "run with save_final=True (--save-final) to keep them"
-                )
-            from safetensors.torch import load_file
-
-            self._final = load_file(saved)
+            self._final = self._saved()
         return self._final
 
     def __repr__(self) -> str:
         return f"<Result {self.path} ({self.status})>"
 
-    def _table(self, name: str) -> pd.DataFrame:
-        import pandas as pd
+    def _saved(self) -> dict[str, torch.Tensor]:
+        try:
+            tensors = self._directory.tensors("final.safetensors")
+        except FileNotFoundError:
+            raise ScenarioError(
+                f"{self.path} holds no final variables; run with save_final=True (--save-final) to keep them"
+            ) from None
+        if "inner" not in tensors or tensors["inner"].dim() != 2:
+            raise TraceError(
+                f"{self.path / 'final.safetensors'} holds no final variables of a run: "
+                f"{short(list(tensors), 200)}"
+            )
+        return tensors
 
-        return pd.DataFrame(self._directory.rows(name))
+    def _evaluations(self) -> list[dict[str, Any]]:
+        return self._rows("metrics.jsonl", "step", "messages", "bytes")
+
+    def _rows(self, name: str, *needed: str) -> list[dict[str, Any]]:
+        """The rows of a table: numbers, or nothing, but for the phase, and always the columns `needed`."""
+        rows = self._directory.rows(name)
+        columns: set[str] = set()
+        for number, row in enumerate(rows, start=1):
+            columns.update(row)
+            wrong = [key for key in needed if row.get(key) is None]
+            wrong += [key for key, value in row.items() if not _fits(key, value)]
+            if wrong:
+                raise TraceError(
+                    f"{self.path / name} is damaged: in line {number}, {short(wrong[0])} is "
+                    f"{short(row.get(wrong[0]))}, which is no number; the trace beside it may still be whole"
+                )
+            if len(columns) > _MOST_COLUMNS or len(columns) * len(rows) > _MOST_CELLS:
+                raise TraceError(
+                    f"{self.path / name} is damaged: {len(rows):,} lines, {len(columns):,} columns or more; "
+                    "the trace beside it may still be whole"
+                )
+        return rows
+
+
+def _fits(column: str, value: Any) -> bool:
+    return isinstance(value, str) if column == "phase" else value is None or is_number(value)
+
+
+def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows)
 
 
 def load(path: str | os.PathLike[str]) -> Result:

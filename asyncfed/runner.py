@@ -153,7 +153,7 @@ def resume(
         scene, _ = _checked(scenario)
         start = {}
         if "initial" in manifest:
-            start = _initial(scenario, scene, directory.tensors("initial.safetensors"))
+            start = _initial(scenario, scene, _given(directory))
         placement = manifest.get("placement")
         kept = ("scenario", "clients", "seed", "nodes", "initial", "warnings", "recoveries", "wall_seconds")
         again = {key: manifest[key] for key in kept if key in manifest}
@@ -250,6 +250,16 @@ def _require_same_code(path: Path, then: Mapping[str, Any], scenario: Scenario) 
             f"to the same end; go back to what it was, or start the run anew (without its checkpoints, in "
             f"{path / 'checkpoints'}, it begins from its first step)"
         )
+
+
+def _given(directory: RunDirectory) -> Tensors:
+    """What the run began with."""
+    try:
+        return directory.tensors("initial.safetensors")
+    except FileNotFoundError:
+        raise TraceError(
+            f"{directory.path} began with given variables, and initial.safetensors is missing; start it anew"
+        ) from None
 
 
 def _mapping(manifest: Mapping[str, Any], key: str, path: Path) -> Mapping[str, Any]:

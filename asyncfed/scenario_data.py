@@ -2,6 +2,9 @@
 
 Types are those of the registry; importing this module registers all that come along. A problem is its recipe,
 a graph its edges in columns.
+
+What is read may have been written by anybody: no name is imported, nothing is evaluated or downloaded, and
+absurd sizes are refused.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from asyncfed.data.torchvision_import import no_downloads
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems import problem_from_recipe
+from asyncfed.reading import is_whole, short
 from asyncfed.registry import from_data, to_data
 from asyncfed.scenario import Scenario
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_MOST_NODES = 1 << 22
+_MOST = 10**8  # of any number that says how much there is of something
 _OF_NODES = ("compute", "uplink", "downlink", "device", "pos")  # what of a node's attributes is kept
 
 
@@ -64,9 +71,22 @@ def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
         for key, value in data.items()
         if key not in ("problem", "topology")
     }
-    return Scenario(
-        problem=problem_from_recipe(data["problem"]), topology=graph_from_data(data["topology"]), **values
-    )
+    topology = graph_from_data(data["topology"])
+    _check_sizes(data["problem"].get("arguments", {}), len(topology))
+    with no_downloads():
+        problem = problem_from_recipe(data["problem"])
+    return Scenario(problem=problem, topology=topology, **values)
+
+
+def _check_sizes(arguments: Mapping[str, Any], nodes: int) -> None:
+    """Refuse a recipe that would fill the memory with clients, samples or dimensions."""
+    for name, value in arguments.items():
+        most = nodes if name == "clients" else _MOST
+        if name != "seed" and isinstance(value, int) and value > most:
+            raise ScenarioError(
+                f"the argument {name!r} of the problem is {short(value)}; with {nodes:,} nodes, "
+                f"at most {most:,} are read from a file"
+            )
 
 
 def difference(old: Mapping[str, Any], scenario: Scenario) -> str:
@@ -87,12 +107,7 @@ def _difference(where: str, old: Any, new: Any) -> str:
         keys = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if keys:
             return _difference(f"{where}.{keys[0]}".lstrip("."), old.get(keys[0]), new.get(keys[0]))
-    return f"{where} is {_short(old)} there and {_short(new)} now"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return f"{where} is {short(old)} there and {short(new)} now"
 
 
 def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
@@ -130,7 +145,14 @@ def _node_data(value: Any) -> Any:
 
 def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
     graph = nx.DiGraph() if data["directed"] else nx.Graph()
-    nodes = list(range(data["nodes"])) if isinstance(data["nodes"], int) else data["nodes"]
+    nodes = data["nodes"]
+    if not isinstance(nodes, list):
+        if not is_whole(nodes, 1, _MOST_NODES):
+            raise ScenarioError(
+                f"the topology has {short(nodes)} nodes; it must be a list of them, or a number "
+                f"from 1 to {_MOST_NODES:,}"
+            )
+        nodes = list(range(nodes))
     graph.graph.update(data["about"])
     graph.add_nodes_from(nodes)
     for name, column in data.get("of_nodes", {}).items():

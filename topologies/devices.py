@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import networkx as nx
 import numpy as np
 
 from asyncfed.errors import TopologyError, UnknownNameError
+from asyncfed.reading import open_regular
 from topologies._marks import canonical, checked_mark, plain, real_number, seeded
 
 _MARKS = ("compute", "uplink", "downlink")
@@ -134,7 +136,7 @@ def _drawn(counts: Mapping[str, int], seed: int) -> list[str]:
 def _read(path: Path) -> tuple[dict[str, Device], dict[str, float] | None]:
     """Kinds, and their shares where the file has them."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
+        with open_regular(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as stream:
             rows = csv.DictReader(stream)
             header, lines = list(rows.fieldnames or ()), list(rows)
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -17,6 +17,7 @@ from typing import BinaryIO, NamedTuple
 import networkx as nx
 
 from asyncfed.errors import TopologyError
+from asyncfed.reading import open_regular
 from topologies._marks import check_marks, checked_place
 
 _JSON_FORMAT = "asyncfed topology 1"
@@ -126,7 +127,8 @@ def _write_json(graph: nx.Graph, stream: BinaryIO) -> None:
 
 
 def _read_json(path: Path) -> nx.Graph:
-    content = json.loads(path.read_bytes())
+    with open_regular(path) as file:
+        content = json.loads(file.read())
     if not isinstance(content, dict) or content.get("format") != _JSON_FORMAT:
         raise ValueError(f'it does not say "format": "{_JSON_FORMAT}"')
     graph = nx.DiGraph() if content["directed"] else nx.Graph()
@@ -150,7 +152,8 @@ def _write_graphml(graph: nx.Graph, stream: BinaryIO) -> None:
 
 
 def _read_graphml(path: Path) -> nx.Graph:
-    graph = nx.read_graphml(path, node_type=int)
+    with open_regular(path) as file:
+        graph = nx.read_graphml(file, node_type=int)
     for leftover in ("node_default", "edge_default"):  # networkx's own bookkeeping
         graph.graph.pop(leftover, None)
     for _, data in graph.nodes(data=True):

@@ -278,6 +278,7 @@ def trace(
     ] = None,
 ) -> None:
     """Ask the trace: traffic and delivery per edge, client, phase, step or round, or an edge's messages."""
+    from asyncfed.cli.summary import ending
     from asyncfed.cli.tables import print_frame, stdout, write_csv
     from asyncfed.cli.tracing import question
     from asyncfed.result import load
@@ -286,7 +287,8 @@ def trace(
         from asyncfed.cli.studies import refuse_study
 
         refuse_study(path)
-    frame, what = question(load(path).trace, by, edge, sort, ascending)
+    result = load(path)
+    frame, what = question(result.trace, by, edge, sort, ascending)
     if csv is not None:
         write_csv(frame if top is None else frame.head(top), csv)
-    print_frame(stdout(), frame.head(20 if top is None else top), len(frame), what)
+    print_frame(stdout(), frame.head(20 if top is None else top), len(frame), what, ending(result))

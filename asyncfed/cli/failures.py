@@ -13,6 +13,7 @@ from typing import Any, ParamSpec
 
 import typer
 
+from asyncfed.cli.printable import printable
 from asyncfed.errors import (
     AsyncfedError,
     RecoveredWarning,
@@ -108,6 +109,6 @@ def _debugging() -> bool:
 
 def _tell(text: str) -> None:
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
     except OSError:
         return  # nobody listens

@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+from asyncfed.cli.printable import printable
 from asyncfed.cli.tables import duration
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class Bar:
         from rich.progress import Progress as RichProgress
 
         columns = (
-            TextColumn("{task.fields[phase]}"),
+            TextColumn("{task.fields[phase]}", markup=False),
             BarColumn(bar_width=30),
-            TextColumn("{task.fields[text]}"),
+            TextColumn("{task.fields[text]}", markup=False),
         )
         self._bar = RichProgress(*columns, console=console, transient=True, refresh_per_second=10)
         self._task = self._bar.add_task("", total=None, phase="starting", text="")
@@ -65,7 +66,7 @@ class Bar:
             self._task,
             completed=progress.fraction,
             total=1.0,
-            phase=progress.phase,
+            phase=printable(progress.phase),
             text=_words(progress),
         )
 
@@ -105,7 +106,7 @@ class Lines:
 
     def _print(self, text: str) -> None:
         try:
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
         except OSError:
             return  # nobody listens; the run goes on
 

@@ -18,6 +18,8 @@ from asyncfed.study.summary import answer, text_columns
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from asyncfed.result import Result
+
 _STUDY_ENDINGS = {
     "partial": "partial: some parts were not asked for",
     "interrupted": "interrupted: what is complete is kept",
@@ -102,7 +104,7 @@ def show_study(path: Path) -> None:
         pairs["error"] = manifest["error"]
     pairs["wall time"] = duration(_seconds(result))
     print_pairs(console, pairs)
-    times = {part: duration(run.manifest["wall_seconds"]) for part, run in result.results.items()}
+    times = {part: duration(_wall_seconds(run)) for part, run in result.results.items()}
     columns = [
         ("part", list(result.parts), False),
         ("status", [state["status"] for state in result.parts.values()], False),
@@ -118,7 +120,7 @@ def show_study(path: Path) -> None:
 def refuse_study(path: Path) -> NoReturn:
     """For commands that need a single run."""
     parts = load_study(path).parts
-    example = shlex.quote(str(path / next(iter(parts))))
+    example = shlex.quote(str(path / next(iter(parts), "PART")))
     raise TraceError(f"{path} is a study of {len(parts)} runs; give one of them, such as {example}")
 
 
@@ -154,4 +156,8 @@ def _print_summary(console: Console, result: StudyResult) -> None:
 
 def _seconds(result: StudyResult) -> float:
     """Of all complete parts."""
-    return sum(float(run.manifest["wall_seconds"]) for run in result.results.values())
+    return sum(map(_wall_seconds, result.results.values()))
+
+
+def _wall_seconds(run: Result) -> float:
+    return float(run.manifest.get("wall_seconds", 0.0))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from asyncfed.cli.tables import duration
+from asyncfed.errors import TraceError
 
 if TYPE_CHECKING:
     from asyncfed.result import Result
+
+MOST_SHOWN = 4000  # characters of any one line
 
 _ENDINGS = {
     "complete": "complete",
@@ -20,27 +23,41 @@ _ENDINGS = {
 def describe(result: Result) -> dict[str, str]:
     """A few lines: scenario, network, method, where, how it ended."""
     manifest, data = result.manifest, result.scenario_data
-    placement, versions = manifest.get("placement"), data.get("versions", {})
+    placement, versions = manifest.get("placement"), _mapping(data.get("versions"))
     pairs = {
         "run": str(result.path),
         "scenario": f"{data.get('name')}, {manifest.get('clients')} clients, seed {manifest.get('seed')}",
-        "problem": _problem(data.get("problem", {})),
-        "topology": _topology(data.get("topology", {})),
+        "problem": _problem(_mapping(data.get("problem"))),
+        "topology": _topology(_mapping(data.get("topology"))),
         "protocol": _value(data.get("protocol")),
         "timing": _value(data.get("timing")),
         "weights": _value(data.get("weights")),
-        "precision": str(data.get("precision")),
+        "precision": _value(data.get("precision")),
         "placement": _placement(placement) if placement else "nowhere yet",
-        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "versions": ", ".join(f"{name} {_value(number)}" for name, number in versions.items()),
         "status": _ENDINGS.get(result.status, result.status),
     }
     if result.warnings:
         pairs["warned of"] = "\n".join(result.warnings)
     if "error" in manifest:
-        pairs["error"] = str(manifest["error"])
+        pairs["error"] = manifest["error"]
     if "wall_seconds" in manifest:
         pairs["wall time"] = duration(manifest["wall_seconds"])
-    return pairs
+    try:
+        pairs["trace"] = ending(result) or f"{len(result.trace):,} messages, whole"
+    except TraceError as error:
+        pairs["trace"] = str(error)
+    return {name: _cut(text) for name, text in pairs.items()}
+
+
+def ending(result: Result) -> str:
+    """That the record of a run ends early, and where; nothing for one that is whole."""
+    if result.complete:
+        return ""
+    recorded, metrics = len(result.trace), result.metrics
+    counted = 0 if metrics.empty else int(metrics["messages"].iloc[-1])
+    missing = f" of the {counted:,} that its metrics count" if counted > recorded else ""
+    return f"the record ends early, as the run did ({result.status}): {recorded:,} messages{missing}"
 
 
 def links_line(result: Result) -> str:
@@ -61,28 +78,30 @@ def links_line(result: Result) -> str:
 
 def _problem(data: dict[str, Any]) -> str:
     if "own" in data:
-        return f"{data['own']} (own functions)"
-    return _called(str(data.get("factory")), data.get("arguments", {}))
+        return f"{_value(data['own'])} (own functions)"
+    return _called(data.get("factory"), _mapping(data.get("arguments")))
 
 
 def _topology(data: dict[str, Any]) -> str:
-    about = data.get("about", {})
     kind = "directed" if data.get("directed") else "undirected"
-    return f"{about.get('name', 'own graph')} ({len(data.get('from', ())):,} {kind} edges)"
+    edges = data.get("from")
+    count = len(edges) if isinstance(edges, list) else 0
+    return f"{_value(_mapping(data.get('about')).get('name', 'own graph'))} ({count:,} {kind} edges)"
 
 
 def _placement(placement: dict[str, Any]) -> str:
-    if placement.get("backend") == "local":
-        where = f"this process, {placement.get('device')}"
+    of = {name: _value(value) for name, value in placement.items()}
+    if of.get("backend") == "local":
+        where = f"this process, {of.get('device')}"
     else:
         where = (
-            f"{placement.get('backend')}, {placement.get('actors')} actors of up to "
-            f"{placement.get('clients_per_actor')} clients, {placement.get('device')}"
+            f"{of.get('backend')}, {of.get('actors')} actors of up to "
+            f"{of.get('clients_per_actor')} clients, {of.get('device')}"
         )
-    return f"{where}; {placement['note']}" if placement.get("note") else where
+    return f"{where}; {of['note']}" if of.get("note") else where
 
 
-def _called(name: str, arguments: dict[str, Any]) -> str:
+def _called(name: object, arguments: dict[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={_value(value)}' for key, value in arguments.items())})"
 
 
@@ -96,3 +115,12 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         return f"({', '.join(map(_value, value))})"
     return str(value)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _cut(text: str) -> str:
+    """What a file says may be of any length."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from asyncfed.cli.printable import printable
 from asyncfed.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ def stderr() -> Console:
 
 
 class _Console(Console):
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)  # of all that is printed, cells of tables too
+
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError(errno.EPIPE, "nobody reads any more")  # rich would end the process with 1
 
@@ -51,7 +56,8 @@ def print_pairs(console: Console, pairs: Mapping[str, str]) -> None:
     """Two columns, for people; long lines are left to the terminal, so that commands can be copied."""
     width = max(map(len, pairs), default=0)
     for name, text in pairs.items():
-        console.print(f"{name.ljust(width)}  {text}", soft_wrap=True)
+        indented = text.replace("\n", "\n" + " " * (width + 2))  # so that no line looks like another pair
+        console.print(f"{name.ljust(width)}  {indented}", soft_wrap=True)
 
 
 def print_metrics(console: Console, metrics: pd.DataFrame) -> None:
@@ -72,13 +78,15 @@ def print_metrics(console: Console, metrics: pd.DataFrame) -> None:
         console.print(f"{len(rows)} of {len(frame)} evaluations")
 
 
-def print_frame(console: Console, frame: pd.DataFrame, total: int, what: str) -> None:
-    """Rows, and how many more there are."""
+def print_frame(console: Console, frame: pd.DataFrame, total: int, what: str, ending: str = "") -> None:
+    """Rows, how many more there are, and (`ending`) why there are not more of them."""
     if total == 0:
-        console.print(f"no {what}: nothing was sent")
-        return
-    _print(console, _table(frame))
-    console.print(f"{len(frame):,} of {total:,} {what}" if len(frame) < total else f"{total:,} {what}")
+        console.print(f"no {what}: {'nothing was recorded' if ending else 'nothing was sent'}")
+    else:
+        _print(console, _table(frame))
+        console.print(f"{len(frame):,} of {total:,} {what}" if len(frame) < total else f"{total:,} {what}")
+    if ending:
+        console.print(ending, soft_wrap=True)
 
 
 def print_columns(console: Console, columns: Iterable[tuple[str, Sequence[str], bool]]) -> None:

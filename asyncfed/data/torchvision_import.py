@@ -12,6 +12,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,18 @@ from typing import Any
 import torch
 
 from asyncfed.errors import DataError
+
+_FORBIDDEN = ContextVar("_FORBIDDEN", default=False)
+
+
+@contextmanager
+def no_downloads() -> Iterator[None]:
+    """Within this, data that is not on disk is an error, whoever asks for a download: a file may not."""
+    before = _FORBIDDEN.set(True)
+    try:
+        yield
+    finally:
+        _FORBIDDEN.reset(before)
 
 
 def import_torchvision(module: str = "torchvision") -> ModuleType:
@@ -29,6 +42,12 @@ def import_torchvision(module: str = "torchvision") -> ModuleType:
 
 def download_into(root: Path, name: str, kind: str, **options: Any) -> None:
     """Let torchvision's dataset class of that kind fetch its files."""
+    if _FORBIDDEN.get():
+        raise DataError(
+            f"dataset {name!r} is not in {root}, and nothing is downloaded on behalf of a file; fetch it "
+            f"first, with asyncfed.data.load_dataset({name!r}, download=True), or set ASYNCFED_DATA to a "
+            "directory that holds it"
+        )
     datasets = import_torchvision("torchvision.datasets")
     try:
         getattr(datasets, kind)(root, download=True, **options)

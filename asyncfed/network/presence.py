@@ -17,11 +17,11 @@ What an absence does, each presence says:
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -29,6 +29,7 @@ import numpy as np
 from asyncfed.errors import ScenarioError
 from asyncfed.network.distributions import Distribution, as_distribution
 from asyncfed.network.uptimes import AlternatingTimes, GivenTimes, Intervals, Uptimes, checked_intervals
+from asyncfed.reading import open_regular
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -162,7 +163,7 @@ def csv_rows(path: str | os.PathLike[str], header: tuple[str, ...]) -> list[tupl
     """Line numbers and fields of a file in CSV, which must have this header; empty lines are passed over."""
     named = ",".join(header)
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        with open_regular(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             rows = [(reader.line_num, [field.strip() for field in row]) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:

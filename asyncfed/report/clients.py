@@ -82,10 +82,12 @@ def _class_counts(result: Result) -> pd.DataFrame | None:
     if problem.get("factory") != "classification" or int(result.manifest["clients"]) > MOST_COUNTED:
         return None
     from asyncfed.data import class_counts
+    from asyncfed.data.torchvision_import import no_downloads
     from asyncfed.problems import problem_from_recipe
 
     try:
-        train = problem_from_recipe(problem).data.train
+        with no_downloads():
+            train = problem_from_recipe(problem).data.train
     except ScenarioError:  # its data is not on this machine
         return None
     return class_counts(train, int(train.tensors[-1].max()) + 1)

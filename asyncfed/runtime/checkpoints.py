@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from safetensors.torch import save_file
 
 from asyncfed.disk import synced, write_whole
 from asyncfed.errors import TraceError
+from asyncfed.reading import open_regular, parsed
 from asyncfed.recall import Saved
 from asyncfed.runtime.state import State, of_arrays
 
@@ -83,8 +83,7 @@ def has_checkpoint(run: Path) -> bool:
 
 def _read(path: Path) -> State:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise TraceError(f"{path} is not a file; remove it")
+        open_regular(path).close()
         with safe_open(path, framework="pt") as file:
             marks = file.metadata() or {}
             if marks.get("format") != FORMAT or marks.get("version") != VERSION:
@@ -92,11 +91,11 @@ def _read(path: Path) -> State:
                     f"{path} is not a checkpoint of this version (format {marks.get('format')!r}, version "
                     f"{marks.get('version')!r}; this asyncfed writes {VERSION!r})"
                 )
-            facts = json.loads(marks.get("facts", ""))
+            facts = parsed(marks.get("facts", "").encode())
             if not isinstance(facts, dict):
                 raise TraceError(f"{path} is damaged: its facts are no mapping")
             return State({name: file.get_tensor(name) for name in file.keys()}, facts)  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, ValueError, RuntimeError, TypeError) as error:
         if isinstance(error, TraceError):
             raise
         raise TraceError(f"{path} cannot be read as a checkpoint: {error}") from None

@@ -29,8 +29,21 @@ from torch import Tensor
 
 from asyncfed.disk import storing, synced, write_whole
 from asyncfed.errors import RunExistsError, ScenarioError, TraceError
+from asyncfed.reading import is_number, is_whole, open_regular, read_object, read_rows, read_whole, short
 
 FORMAT, VERSION = "asyncfed-run", 1
+
+_MANIFEST: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "status": (lambda value: isinstance(value, str), "text"),
+    "error": (lambda value: isinstance(value, str), "text"),
+    "clients": (lambda value: is_whole(value, 1), "a whole number of at least 1"),
+    "nodes": (lambda value: is_whole(value, 1), "a whole number of at least 1"),
+    "warnings": (lambda value: _texts(value), "a list of texts"),
+    "totals": (lambda value: isinstance(value, dict) and all(map(is_whole, value.values())), "counts"),
+    "wall_seconds": (lambda value: is_number(value) and math.isfinite(value), "a number"),
+    "placement": (lambda value: isinstance(value, dict), "an object"),
+}
+"""What of run.json is read again, and what it must be where it is there."""
 
 
 class RunDirectory:
@@ -72,9 +85,11 @@ class RunDirectory:
             raise TraceError(f"{directory.path / 'run.json'} is not the run.json of an asyncfed run")
         if manifest.get("version") != VERSION:
             raise TraceError(
-                f"{directory.path} was written in version {manifest.get('version')} of the run format; "
+                f"{directory.path} was written in version {manifest.get('version')!s:.40} of the run format; "
                 f"this asyncfed reads version {VERSION}"
             )
+        if "status" not in manifest:
+            raise TraceError(f"{directory.path / 'run.json'} lacks the status of its run; it was changed")
         return directory
 
     @property
@@ -82,21 +97,35 @@ class RunDirectory:
         return self.path / "trace"
 
     def manifest(self) -> dict[str, Any]:
-        return self._read("run.json")
+        manifest = self._read("run.json")
+        for key, (allowed, what) in _MANIFEST.items():
+            if key in manifest and not allowed(manifest[key]):
+                raise TraceError(
+                    f"{self.path / 'run.json'} is damaged: its {key!r} is {short(manifest[key])}; "
+                    f"it must be {what}"
+                )
+        return manifest
 
     def scenario(self) -> dict[str, Any]:
         return self._read("scenario.json")
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors in a file of this run."""
+        """The tensors in a file of this run; FileNotFoundError where there is none."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         path = self.path / name
         try:
-            return load_file(path)
-        except (OSError, SafetensorError) as error:
-            raise TraceError(f"{path} cannot be read: {error}; it is missing or damaged") from None
+            open_regular(path).close()
+            tensors: dict[str, Tensor] = load_file(path)
+        except FileNotFoundError:
+            raise
+        except (SafetensorError, OSError, RuntimeError, TypeError, ValueError, LookupError) as error:
+            raise TraceError(
+                f"{path} cannot be read as the {path.stem} variables of a run ({error!s:.200}); "
+                "it is truncated or damaged"
+            ) from error
+        return tensors
 
     def write_manifest(self, **content: Any) -> None:
         self.write("run.json", {"format": FORMAT, "version": VERSION, **content})
@@ -132,7 +161,7 @@ class RunDirectory:
             if count:
                 raise TraceError(f"{path} is missing; the run cannot be resumed, start it anew")
             return
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = read_whole(path).split(b"\n")[:-1]
         if len(lines) < count:
             raise TraceError(
                 f"{path} holds {len(lines)} rows and the checkpoint counts {count}; the run cannot be "
@@ -153,26 +182,17 @@ class RunDirectory:
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """The whole lines of a growing file; a torn last line is not one."""
-        path = self.path / name
-        if not path.exists():
-            return []
-        lines = path.read_bytes().split(b"\n")[:-1]  # bytes, for the tear may go through a character
-        try:
-            return [json.loads(line) for line in lines]
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise TraceError(f"{path} is damaged ({error}); the trace beside it may still be whole") from None
+        return read_rows(self.path / name)
 
     def _read(self, name: str) -> dict[str, Any]:
-        path = self.path / name
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            return read_object(self.path / name, f"a run's {name}")
         except FileNotFoundError:
             raise TraceError(f"{self.path} is not a run: it has no {name}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError, NotADirectoryError) as error:
-            raise TraceError(f"{path} cannot be read as a run's {name}: {error}") from None
-        if not isinstance(content, dict):
-            raise TraceError(f"{path} is not a run's {name}")
-        return content
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def unfinished(path: Path) -> bool:

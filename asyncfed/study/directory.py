@@ -14,7 +14,6 @@ is still the one it was run with.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,13 +23,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asyncfed.errors import DivergenceError, RunExistsError, ScenarioError, TraceError, UnknownNameError
 from asyncfed.options import Options
+from asyncfed.reading import read_object, short
 from asyncfed.result import Result, load
 from asyncfed.runtime.checkpoints import has_checkpoint
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario
 from asyncfed.scenario_data import difference
 from asyncfed.study.definition import Study
-from asyncfed.study.summary import Summary, from_data
+from asyncfed.study.summary import Summary, check_name, from_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +59,7 @@ class StudyResult:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return _read(self.path, "study.json")
+        return _manifest(self.path)
 
     @property
     def name(self) -> str:
@@ -85,17 +85,24 @@ class StudyResult:
     @cached_property
     def summary(self) -> Summary:
         """Tables and findings; empty where the study has not come so far. Pictures are files: `pictures`."""
-        return from_data(self._summary_data) if self._summary_data else Summary()
+        data = self._summary_data
+        try:
+            return from_data(data) if data else Summary()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TraceError(
+                f"{self.path / 'summary.json'} is damaged ({type(error).__name__}: {error!s:.200}); "
+                "run the study into the same directory again, no complete part is run twice"
+            ) from error
 
     @property
     def summarised(self) -> list[str]:
         """The parts that the summary is of."""
-        return list(self._summary_data.get("of", ()))
+        return self._listed("of")
 
     @property
     def pictures(self) -> list[Path]:
         """The pictures that were drawn."""
-        return [self.path / "pictures" / name for name in self._summary_data.get("pictures", ())]
+        return [self.path / "pictures" / name for name in self._listed("pictures")]
 
     def table(self, which: str | int = 0) -> pd.DataFrame:
         """A table of the summary, by its title or its place."""
@@ -116,6 +123,16 @@ class StudyResult:
     def _summary_data(self) -> dict[str, Any]:
         return _read(self.path, "summary.json") if (self.path / "summary.json").exists() else {}
 
+    def _listed(self, key: str) -> list[str]:
+        names = self._summary_data.get(key, [])
+        if not isinstance(names, list):
+            raise TraceError(
+                f"{self.path / 'summary.json'} is damaged: its {key!r} is {short(names)}, no list"
+            )
+        for name in names:
+            _check_name(self.path / "summary.json", name)
+        return names
+
 
 def load_study(path: str | os.PathLike[str]) -> StudyResult:
     """Open a study again, finished or not."""
@@ -127,9 +144,10 @@ def load_study(path: str | os.PathLike[str]) -> StudyResult:
         raise TraceError(f"{folder / 'study.json'} is not the study.json of an asyncfed study")
     if manifest.get("version") != VERSION:
         raise TraceError(
-            f"{folder} was written in version {manifest.get('version')} of the study format; "
+            f"{folder} was written in version {manifest.get('version')!s:.40} of the study format; "
             f"this asyncfed reads version {VERSION}"
         )
+    _manifest(folder)
     return StudyResult(folder)
 
 
@@ -248,15 +266,24 @@ def interrupted(folder: Path, options: Options) -> bool:
     return isinstance(told, dict) and told | _FREE == options.as_dict() | _FREE
 
 
-def discard(folder: Path) -> None:
-    """Free the place of a run that did not come to its end."""
+def discard(study: Path, part: str) -> None:
+    """Free the place of a part that did not come to its end; nothing outside of the study is removed."""
+    folder = study / part
     if run_status(folder) in (None, "complete"):
         return
+    for place in list(folder.relative_to(study).parents)[:-1]:
+        if (study / place).is_symlink():
+            raise RunExistsError(
+                f"the part {part!r} is to be run again, but {study / place} is a link, and nothing is "
+                "removed through one; remove the link, or give another directory"
+            )
     if folder.is_symlink():
         folder.unlink()
         return
     aside = folder.with_name(f".{folder.name}.discarded")
-    if aside.exists():
+    if aside.is_symlink() or aside.is_file():
+        aside.unlink()
+    elif aside.exists():
         shutil.rmtree(aside)
     os.replace(folder, aside)  # at once, so that nothing half removed is taken for a run
     shutil.rmtree(aside)
@@ -292,13 +319,35 @@ def _told(error: BaseException | None) -> State:
     return {"error": words, "kind": kind.__name__}
 
 
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What study.json says, where it says what every study.json does."""
+    manifest, path = _read(folder, "study.json"), folder / "study.json"
+    for key in ("name", "note", "status", "error"):
+        if not isinstance(manifest.get(key, None if key == "status" else ""), str):
+            raise TraceError(f"{path} is damaged: its {key!r} is {short(manifest.get(key))}; it must be text")
+    parts = manifest.get("parts")
+    if not isinstance(parts, dict):
+        raise TraceError(f"{path} is damaged: its 'parts' is {short(parts)}; it must be an object")
+    for part, state in parts.items():
+        _check_name(path, part)
+        texts = isinstance(state, dict) and all(isinstance(value, str) for value in state.values())
+        if not texts or "status" not in state:
+            raise TraceError(
+                f"{path} is damaged: the part {part!r} is {short(state)}; it must have a status, as text"
+            )
+    return {"name": folder.name, "note": "", **manifest}
+
+
+def _check_name(path: Path, name: object) -> None:
+    """Refuse a name that would lead out of the study."""
+    try:
+        check_name("part", name, slashes=True)
+    except ScenarioError as error:
+        raise TraceError(f"{path} is damaged: {error}") from None
+
+
 def _read(folder: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        return read_object(folder / name, f"a study's {name}")
     except FileNotFoundError:
         raise TraceError(f"{folder} is not a study: it has no {name}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, NotADirectoryError) as error:
-        raise TraceError(f"{folder / name} cannot be read as a study's {name}: {error}") from None
-    if not isinstance(content, dict):
-        raise TraceError(f"{folder / name} is not a study's {name}")
-    return content

@@ -137,7 +137,7 @@ def run_study(
                     checkpoint_every, max_recoveries,
                 )  # fmt: skip
                 try:
-                    _run_part(study.scenario(part), directory.path / part, options, watched(part))
+                    _run_part(study.scenario(part), directory.path, part, options, watched(part))
                 except DivergenceError as error:
                     ledger.mark(part, "failed", error)
                     tell(part, "failed", error=str(error))
@@ -154,8 +154,11 @@ def run_study(
     return StudyResult(directory.path, summary)
 
 
-def _run_part(scenario: Scenario, out: Path, options: Options, progress: Callable[[Progress], None]) -> None:
+def _run_part(
+    scenario: Scenario, study: Path, part: str, options: Options, progress: Callable[[Progress], None]
+) -> None:
     """Go on with what stands there, where that comes to the same end; or run it afresh."""
+    out = study / part
     if interrupted(out, options):
         try:
             resume(
@@ -165,7 +168,7 @@ def _run_part(scenario: Scenario, out: Path, options: Options, progress: Callabl
             return
         except (ScenarioError, TraceError) as error:  # other versions, changed code, a damaged checkpoint
             warnings.warn(RecoveredWarning(f"{out} is run afresh: {error}"), stacklevel=3)
-    discard(out)
+    discard(study, part)
     run(scenario, out=out, progress=progress, **options.as_dict())
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from asyncfed.trace.columns import MESSAGES, SCHEMAS, schema_for
-from asyncfed.trace.files import Chunk, open_chunk, read_chunks
+from asyncfed.trace.files import Chunk, open_chunk, path_of, read_chunks, reading
 
 
 def in_order(messages: pa.Table) -> pa.Table:
@@ -53,21 +53,21 @@ def write_csv(files: Sequence[Chunk], nodes: int, target: Path) -> None:
         for piece in sorted_chunks(files, nodes):
             yield pa.table([piece[field.name].cast(field.type) for field in plain], schema=plain)
 
-    _write(target, lambda path: pa.csv.CSVWriter(path, plain), pieces())
+    _write(target, lambda file: pa.csv.CSVWriter(file, plain), pieces())
 
 
 def write_parquet(files: Sequence[Chunk], nodes: int, server: int | None, target: Path) -> None:
     schema = schema_for(MESSAGES, nodes, server)
     pieces = (piece.replace_schema_metadata(schema.metadata) for piece in sorted_chunks(files, nodes))
-    _write(target, lambda path: pq.ParquetWriter(path, schema, compression="zstd"), pieces)
+    _write(target, lambda file: pq.ParquetWriter(file, schema, compression="zstd"), pieces)
 
 
 def _write(
-    target: Path, opened: Callable[[Path], AbstractContextManager[Any]], pieces: Iterator[pa.Table]
+    target: Path, opened: Callable[[BinaryIO], AbstractContextManager[Any]], pieces: Iterator[pa.Table]
 ) -> None:
     temporary = target.with_name(f".{target.name}.tmp")
     try:
-        with opened(temporary) as sink:
+        with temporary.open("wb") as file, opened(file) as sink:  # a path could be taken for an address
             for piece in pieces:
                 sink.write_table(piece)
         os.replace(temporary, target)
@@ -76,10 +76,15 @@ def _write(
 
 
 def _first_sent(file: Chunk, nodes: int) -> float:
-    with open_chunk(file, MESSAGES, nodes) as chunk:
+    """The earliest time in a chunk: from its footer, or where that does not say, from its rows."""
+    column = SCHEMAS[MESSAGES].get_field_index("sent_at")
+    with open_chunk(file, MESSAGES, nodes) as chunk, reading(path_of(file)):
         groups = (chunk.metadata.row_group(number) for number in range(chunk.num_row_groups))
-        column = SCHEMAS[MESSAGES].get_field_index("sent_at")
-        return min(float(group.column(column).statistics.min) for group in groups)
+        statistics = [group.column(column).statistics for group in groups]
+        if all(found is not None and found.has_min_max for found in statistics):
+            return min((float(found.min) for found in statistics), default=np.inf)
+        times = chunk.read(columns=["sent_at"])["sent_at"].to_numpy()
+        return float(times.min(initial=np.inf))
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

@@ -2,10 +2,15 @@
 
 A tail counts only as long as its chunk is not there. It is read into memory when it is found: while a run
 goes, it is replaced by a longer one, and by its chunk in the end, which begins with the same rows.
+
+Files may come from anybody. Before a chunk is read, its footer must bear out that it is one of ours and that
+its rows are no more than its bytes can hold; after, every value that is used as a place must be one.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +19,22 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from asyncfed.errors import TraceError
+from asyncfed.reading import open_regular, read_whole, short
 from asyncfed.trace.columns import FORMAT, SCHEMAS, STALENESS, VERSION, chunk_path, tail_path
 
-_CHUNK_NAME = re.compile(r"(messages|steps)-(\d{5,})(\.tail)?\.parquet")
+MOST_NODES = 1 << 22
+_MOST_TAIL = 1 << 30  # bytes
+_FEW_ROWS = 1 << 20
+_MOST_ROWS = 1 << 26  # of a chunk: some 5 GB in memory
+_ROWS_PER_BYTE = 500  # of ours, those of a large and dense network in lockstep come nearest
+
+_PLACES = ("step", "sender", "receiver", "client")
+
+_CHUNK_NAME = re.compile(r"(messages|steps)-([0-9]{5,})(\.tail)?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -39,10 +54,12 @@ def trace_files(directory: Path, table: str) -> list[Chunk]:
         chunks = chunk_files(directory, table)
         try:
             tail = tail_path(directory, table, len(chunks))
-            return [*chunks, Tail(tail, tail.read_bytes())]
+            return [*chunks, Tail(tail, read_whole(tail, _MOST_TAIL))]
         except FileNotFoundError:
             if not chunk_path(directory, table, len(chunks)).exists():  # or it became whole meanwhile
                 return list(chunks)
+        except OSError as error:
+            raise _unreadable(tail, error) from error
 
 
 def tail_files(directory: Path, table: str) -> list[Path]:
@@ -60,13 +77,15 @@ def chunk_files(directory: Path, table: str) -> list[Path]:
         raise TraceError(f"{directory} is not a directory; give the directory that a run wrote its trace to")
     matches = (_CHUNK_NAME.fullmatch(path.name) for path in directory.iterdir())
     counts = [int(match[2]) + (not match[3]) for match in matches if match and match[1] == table]
-    paths = [chunk_path(directory, table, number) for number in range(max(counts, default=0))]
-    for path in paths:
+    paths: list[Path] = []
+    while len(paths) < max(counts, default=0):  # the largest may be absurd; the first gap ends it
+        path = chunk_path(directory, table, len(paths))
         if not path.exists():
             raise TraceError(
                 f"{path} is missing although later chunks exist; restore it, or remove the chunks after it "
                 "to read the trace up to there"
             )
+        paths.append(path)
     return paths
 
 
@@ -74,9 +93,12 @@ def open_chunk(file: Chunk, table: str, nodes: int | None = None) -> pq.ParquetF
     """A chunk whose footer says that it is what its name promises."""
     path = path_of(file)
     with reading(path):
-        chunk = pq.ParquetFile(source_of(file), memory_map=True, page_checksum_verification=True)
+        source = source_of(file)
+        size = source.size()
+        chunk = pq.ParquetFile(source, page_checksum_verification=True)
+        schema = chunk.schema_arrow
     marks = {
-        key.decode(): value.decode("utf8", "replace")
+        key.decode("utf8", "replace"): value.decode("utf8", "replace")
         for key, value in (chunk.metadata.metadata or {}).items()
     }
     if marks.get("format") != FORMAT:
@@ -85,36 +107,59 @@ def open_chunk(file: Chunk, table: str, nodes: int | None = None) -> pq.ParquetF
         )
     if marks.get("version") != VERSION:
         raise TraceError(
-            f"{path} has trace version {marks.get('version')!r}; this asyncfed reads version {VERSION!r}: "
-            "read it with the asyncfed that wrote it"
+            f"{path} has trace version {short(marks.get('version'))}; "
+            f"this asyncfed reads version {VERSION!r}: read it with the asyncfed that wrote it"
         )
-    if marks.get("table") != table or not _like(SCHEMAS[table], chunk.schema_arrow):
+    if marks.get("table") != table or not _like(SCHEMAS[table], schema):
         raise TraceError(
-            f"{path} does not hold the columns of the table {table!r} but {chunk.schema_arrow.names} "
-            f"(table {marks.get('table')!r}); it was renamed or changed, restore the original"
+            f"{path} does not hold the columns of the table {table!r} but {short(schema.names, 400)} "
+            f"(table {short(marks.get('table'))}); it was renamed or changed, restore the original"
         )
-    count = marks.get("nodes", "")
-    if not count.isdecimal() or int(count) < 1 or (nodes is not None and int(count) != nodes):
+    count = _number(marks.get("nodes", ""))
+    if not 1 <= count <= MOST_NODES or (nodes is not None and count != nodes):
         raise TraceError(
-            f"{path} was written for {count or 'unknown'} nodes, expected {nodes or 'at least 1'}; "
-            "chunks of different runs must not share a directory"
+            f"{path} was written for {marks.get('nodes', 'unknown')!s:.40} nodes, "
+            f"expected {nodes or f'1 to {MOST_NODES:,}'}; chunks of different runs must not share a directory"
         )
     server = marks.get("server")
-    if server is not None and not (server.isdecimal() and int(server) < int(count)):
+    if server is not None and not 0 <= _number(server) < count:
         raise TraceError(
-            f"{path} names {server!r} as its server, which is not one of its {count} nodes; "
+            f"{path} names {short(server)} as its server, which is not one of its {count} nodes; "
             "it was changed, restore the original"
         )
+    _check_rows(chunk, path, size)
     return chunk
+
+
+def _number(text: str) -> int:
+    """-1 for what is none, or has too many digits to be one of ours."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else -1
+
+
+def _check_rows(chunk: pq.ParquetFile, path: Path, size: int) -> None:
+    """Refuse a small file that says it has so many rows that they would fill the memory."""
+    rows = chunk.metadata.num_rows
+    groups = [chunk.metadata.row_group(number).num_rows for number in range(chunk.num_row_groups)]
+    most = min(_MOST_ROWS, max(_FEW_ROWS, _ROWS_PER_BYTE * size))
+    if min(groups, default=0) < 0 or sum(groups) != rows or rows > most:
+        raise TraceError(
+            f"{path} says that it has {rows:,} rows, which its {size:,} bytes cannot hold; "
+            "it was changed, restore the original"
+        )
 
 
 def path_of(file: Chunk) -> Path:
     return file.path if isinstance(file, Tail) else file
 
 
-def source_of(file: Chunk) -> Path | pa.BufferReader:
-    """What Arrow reads."""
-    return pa.BufferReader(file.content) if isinstance(file, Tail) else file
+def source_of(file: Chunk) -> pa.BufferReader:
+    """What Arrow reads: never a path, which it could take for an address."""
+    if isinstance(file, Tail):
+        return pa.BufferReader(file.content)
+    with open_regular(file) as opened:
+        if not os.fstat(opened.fileno()).st_size:
+            return pa.BufferReader(b"")
+        return pa.BufferReader(pa.py_buffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
 def nodes_of(chunk: pq.ParquetFile) -> int:
@@ -132,8 +177,25 @@ def read_chunks(
     """Each chunk as an Arrow table, one at a time."""
     for file in files:
         with open_chunk(file, table, nodes) as chunk, reading(path_of(file)):
-            rows = chunk.read(columns=columns)
+            rows = checked(chunk.read(columns=columns), nodes)
         yield completed(rows, SCHEMAS[table].names if columns is None else columns)
+
+
+def checked(rows: pa.Table, nodes: int) -> pa.Table:
+    """The rows, where every number that is used as a place is one; an ArrowInvalid where not."""
+    rows.validate(full=True)
+    for name in rows.column_names:
+        column = rows[name]
+        if name in _PLACES and len(column):
+            least, most = pc.min_max(column).as_py().values()
+            if least < 0 or (name != "step" and most >= nodes):
+                raise pa.ArrowInvalid(f"its {name} goes from {least} to {most}, of {nodes} nodes")
+        if pa.types.is_dictionary(column.type):
+            for piece in column.chunks:
+                labels = piece.dictionary
+                if labels.null_count or len(labels.unique()) < len(labels):
+                    raise pa.ArrowInvalid(f"a label of its {name} is missing or there twice")
+    return rows.replace_schema_metadata()
 
 
 def completed(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
@@ -159,8 +221,14 @@ def reading(path: Path) -> Iterator[None]:
         raise TraceError(
             f"{path} disappeared; the run was resumed or removed, open the trace again"
         ) from error
-    except (pa.ArrowException, OSError) as error:
-        raise TraceError(
-            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); it is truncated or damaged: "
-            "restore it, or remove it and the chunks after it to read the trace up to there"
-        ) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> TraceError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return TraceError(
+        f"{path} cannot be read as Parquet ({' '.join(reason.splitlines()[:1]):.300}); "
+        "it is truncated or damaged: "
+        "restore it, or remove it and the chunks after it to read the trace up to there"
+    )

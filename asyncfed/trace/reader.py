@@ -17,6 +17,8 @@ from asyncfed.network.waves import Status
 from asyncfed.trace import exports, queries, rounds
 from asyncfed.trace.columns import MESSAGES, SCHEMAS, STALENESS, STEPS, Totals
 from asyncfed.trace.files import (
+    MOST_NODES,
+    checked,
     completed,
     nodes_of,
     open_chunk,
@@ -30,6 +32,8 @@ from asyncfed.trace.files import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+_MOST_SQUARE = 20_000  # nodes: 3.2 GB in doubles
 
 
 class Trace:
@@ -50,6 +54,8 @@ class Trace:
                     nodes, self.server = nodes_of(chunk), server_of(chunk)
         if nodes is None:
             raise TraceError(f"{self.directory} holds no trace yet; give nodes=… to read it as an empty one")
+        if not 1 <= nodes <= MOST_NODES:
+            raise TraceError(f"nodes is {nodes}; a trace is of 1 to {MOST_NODES:,} nodes")
         self.node_count = nodes
 
     def __repr__(self) -> str:
@@ -62,6 +68,18 @@ class Trace:
             with open_chunk(file, MESSAGES, self.node_count) as chunk:
                 rows += chunk.metadata.num_rows
         return rows
+
+    def check_messages(self, counted: int) -> None:
+        """Refuse a trace that has not all of the messages that were counted when it was written."""
+        found = len(self)
+        if found != counted:
+            files = [path_of(file).name for file in self._files[MESSAGES]]
+            there = f"{files[0]} to {files[-1]}" if files else "no messages-….parquet at all"
+            raise TraceError(
+                f"{self.directory} holds {found:,} messages ({there}), and its run counted {counted:,}; "
+                + ("restore the chunks that are missing" if found < counted else "it is of another run")
+                + ", or read what is there with asyncfed.Trace"
+            )
 
     def totals(self) -> Totals:
         """Messages by what became of them, and payload bytes sent."""
@@ -217,6 +235,7 @@ class Trace:
             raise UnknownNameError("quantity", quantity, known)
         values = edges[quantity].to_numpy()
         missing = 0 if values.dtype.kind == "i" else np.nan
+        self._check_square()
         result = np.full((self.node_count, self.node_count), missing, values.dtype)
         result[edges["sender"], edges["receiver"]] = values
         return result
@@ -232,6 +251,7 @@ class Trace:
                 f"step {step} does not appear in {self.directory}; see by_step() for those that do"
             )
         up = queries.status_codes(rows["status"]) != Status.LINK_DOWN
+        self._check_square()
         result: npt.NDArray[np.bool_] = np.eye(self.node_count, dtype=np.bool_)
         result[rows["sender"].to_numpy()[up], rows["receiver"].to_numpy()[up]] = True
         return result
@@ -263,6 +283,13 @@ class Trace:
         sums = queries.sums(self._chunks("step", "phase", "kind", *queries.SUMMED_COLUMNS), group)
         return list(group.labels), sums
 
+    def _check_square(self) -> None:
+        if self.node_count > _MOST_SQUARE:
+            raise TraceError(
+                f"a matrix of {self.node_count:,} × {self.node_count:,} nodes is too large to make (at most "
+                f"{_MOST_SQUARE:,}); edges() has a row for each edge that appears"
+            )
+
     def _chunks(self, *columns: str) -> Iterator[pa.Table]:
         return read_chunks(self._files[MESSAGES], MESSAGES, self.node_count, columns)
 
@@ -281,7 +308,7 @@ class Trace:
                     partitioning=None,  # a run may lie in a directory called lr=0.1, which is not a column
                     page_checksum_verification=True,
                 )
-            found.append(completed(rows.replace_schema_metadata(), columns or schema.names))
+                found.append(completed(checked(rows, self.node_count), columns or schema.names))
         return pa.concat_tables(found).unify_dictionaries()
 
 

@@ -263,18 +263,24 @@ class TraceWriter:
         )
         schema = schema_for(table, self.nodes, self.server)
         temporary = target.with_name(f".{target.name}.tmp")
-        pq.write_table(
-            pa.table([columns[name] for name in schema.names], schema=schema),
-            temporary,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[name for name in DICTIONARY_COLUMNS if name in columns],
-            column_encoding={name: ENCODINGS[name] for name in ENCODINGS if name in columns} or None,
-            row_group_size=len(columns["step"]),
-            write_page_checksum=True,
-            write_statistics=[name for name in STATISTICS if name in columns],
-        )
-        os.replace(temporary, target)
+        try:
+            with temporary.open("wb") as file:  # a path such as exp:1/… would be taken for an address
+                pq.write_table(
+                    pa.table([columns[name] for name in schema.names], schema=schema),
+                    file,
+                    compression="zstd",
+                    compression_level=1,
+                    use_dictionary=[name for name in DICTIONARY_COLUMNS if name in columns],
+                    column_encoding={name: ENCODINGS[name] for name in ENCODINGS if name in columns} or None,
+                    row_group_size=len(columns["step"]),
+                    write_page_checksum=True,
+                    write_statistics=[name for name in STATISTICS if name in columns],
+                )
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _continue_from(self, table: str, number: int | None) -> int:
         """Remove what comes after the first `number` chunks, newest first so that a kill leaves no gap."""
