@@ -450,10 +450,18 @@ def test_a_missing_first_chunk_of_a_complete_run_is_named(copy: Path) -> None:
     assert "its run counted 36" in shown.stdout
 
 
+def test_missing_steps_of_a_complete_run_are_named(copy: Path) -> None:
+    (copy / "trace" / "steps-00000.parquet").unlink()
+    with pytest.raises(TraceError, match=r"holds 36 messages and no steps-….* at all; restore"):
+        _ = load(copy).trace
+
+
 def test_a_missing_last_chunk_of_a_complete_run_is_named(copy: Path) -> None:
     messages = naive.random_messages(3, 500)
-    shutil.rmtree(copy / "trace")
-    naive.write(copy / "trace", 3, messages, chunk_rows=100)
+    (copy / "trace" / "messages-00000.parquet").unlink()
+    naive.write(copy / "all", 3, messages, chunk_rows=100)
+    for file in (copy / "all").iterdir():
+        shutil.move(file, copy / "trace")
     change(copy, "run.json", totals=naive.counts(messages))
     assert len(load(copy).trace) == 500
     last = max((copy / "trace").glob("messages-*"))
@@ -748,7 +756,7 @@ JUNK = st.recursive(
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_whatever_bytes_and_values_are_changed_only_our_errors_come(
     original: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -70,7 +70,9 @@ class Trace:
         return rows
 
     def check_messages(self, counted: int) -> None:
-        """Refuse a trace that has not all of the messages that were counted when it was written."""
+        """Refuse a trace that has not all of the messages that were counted when it was written, or none of
+        the steps that sent them.
+        """
         found = len(self)
         if found != counted:
             files = [path_of(file).name for file in self._files[MESSAGES]]
@@ -79,6 +81,11 @@ class Trace:
                 f"{self.directory} holds {found:,} messages ({there}), and its run counted {counted:,}; "
                 + ("restore the chunks that are missing" if found < counted else "it is of another run")
                 + ", or read what is there with asyncfed.Trace"
+            )
+        if found and not self._files[STEPS]:
+            raise TraceError(
+                f"{self.directory} holds {found:,} messages and no steps-….parquet at all; "
+                "restore the chunks that are missing, or read what is there with asyncfed.Trace"
             )
 
     def totals(self) -> Totals:

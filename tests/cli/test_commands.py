@@ -106,8 +106,7 @@ def test_rounds_of_a_run_with_a_server(cli: Any, own: Path, tmp_path: Path) -> N
     shutil.rmtree(tmp_path / "r" / "trace")
     naive.write(tmp_path / "r" / "trace", 4, naive.SERVED, server=0)
     manifest = json.loads((tmp_path / "r" / "run.json").read_text())
-    manifest["totals"] = naive.counts(naive.SERVED)
-    (tmp_path / "r" / "run.json").write_text(json.dumps(manifest))
+    (tmp_path / "r" / "run.json").write_text(json.dumps({**manifest, "status": "interrupted"}))
     target = tmp_path / "table.csv"
     done = cli("trace", tmp_path / "r", "--by", "round", "--top", 2, "--csv", target)
     assert done.exit_code == 0, done.stderr
