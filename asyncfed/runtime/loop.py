@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.errors import DivergenceError
 from asyncfed.network.expectations import Expectations, Tally
 from asyncfed.network.schedules.asked import Ask
 from asyncfed.network.timing import ServerSchedule, VirtualTime
@@ -167,12 +168,14 @@ def _peers_evaluation(
     final: bool,
 ) -> Evaluation:
     parts = stage.backend.measure(snapshot, validation=outer_step is not None)
+    found = gathered(parts)
+    require_finite(found, snapshot.steps)
     return Evaluation(
         phase=part.name,
         time=snapshot.time,
         steps=snapshot.steps,
         reports=reports,
-        **gathered(parts),
+        **found,
         consensus=_consensus(parts),
         final=final,
         outer_step=outer_step,
@@ -292,13 +295,15 @@ def _server_evaluation(
 ) -> Evaluation:
     reports = stage.backend.reports()  # first, for what went wrong in a round is told by whose it was
     snapshot = schedule.snapshot(final=final)
+    found = gathered(stage.backend.measure(snapshot, judging=method.judging))
+    require_finite(found, snapshot.steps)
     return Evaluation(
         phase="server",
         time=snapshot.time,
         steps=snapshot.steps,
         rounds=snapshot.rounds,
         reports=reports,
-        **gathered(stage.backend.measure(snapshot, judging=method.judging)),
+        **found,
         consensus=None,
         final=final,
         outer_step=iteration,
@@ -323,6 +328,22 @@ def gathered(parts: list[Measurement]) -> dict[str, Any]:
         "validation": {name: of([part.validation[name] for part in parts]) for name in parts[0].validation},
         "validation_counts": of([part.validation_counts for part in parts]),
     }
+
+
+def require_finite(found: dict[str, Any], steps: IntArray) -> None:
+    """That what was measured is finite, of every client with samples: the data are, so a model of which it is
+    not has diverged, be its own numbers finite or not.
+    """
+    for split, sums, counts in (
+        ("", found["sums"], found["counts"]),
+        ("validation ", found["validation"], found["validation_counts"]),
+    ):
+        for name, values in sums.items():
+            wrong = np.flatnonzero(~np.isfinite(values) & (counts > 0))
+            if len(wrong):
+                at = int(wrong[0])
+                client = int(found["clients"][at])
+                raise DivergenceError(client, int(steps[at]), f"{split}{name}, as judged,", float(values[at]))
 
 
 def _consensus(parts: list[Measurement]) -> float:
