@@ -18,7 +18,7 @@ from asyncfed.goals import Goal, check_goal
 from asyncfed.network import Lockstep, Timing, Uniform, VirtualTime, Weights
 from asyncfed.plain import plain_fields
 from asyncfed.problems import Derivatives, Problem
-from asyncfed.problems.checking import check_functions
+from asyncfed.problems.checking import check_data, check_functions
 from asyncfed.protocols.part import Method, Scene, Sizes
 from asyncfed.protocols.soundness import warn_unsound
 from asyncfed.registry import registered
@@ -87,6 +87,7 @@ def check(scenario: Scenario) -> Scene:
     problem, method, timing = scenario.problem, scenario.protocol, scenario.timing
     network = timing.network(scenario.topology)
     check_functions(problem)
+    check_data(problem)
     derivatives = Derivatives.of(problem)
     sizes = Sizes(derivatives.inner.d, derivatives.outer.d, problem.clients)
     scene = Scene(problem, sizes, network, scenario.weights, timing)

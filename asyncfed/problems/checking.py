@@ -1,16 +1,19 @@
-"""A look at a problem's own functions before anything runs: a loss must be one number, a metric one number
-per sample. vmap would complain in words of its own, or not at all.
+"""A look at a problem's own functions and data before anything runs: a loss must be one number, a metric one
+number per sample, and every number of a sample finite. vmap would complain in words of its own, or not at
+all; and a run on what is not a number ends with what is none.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from asyncfed.data import ClientShards
-from asyncfed.errors import ScenarioError
+from asyncfed.errors import DataError, ScenarioError
 from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.problem import Batch, Init, Problem
 
@@ -36,6 +39,28 @@ def check_functions(problem: Problem) -> None:
             raise ScenarioError(
                 f"metric {name!r} of problem {problem.name!r} returns {_form(values)} for {len(batch[0])} "
                 "samples; it must be a tensor with one number for each sample"
+            )
+
+
+def check_data(problem: Problem) -> None:
+    """Refuse samples that are not finite, by split, client and place."""
+    data = problem.data
+    for split, shards in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        for number, tensor in enumerate(shards.tensors):
+            # One number says that all are finite; only otherwise, or where the sum overflows, look closer.
+            if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
+                continue
+            wrong = torch.nonzero(~torch.isfinite(tensor.reshape(len(tensor), -1)))
+            if not len(wrong):
+                continue
+            row, place = wrong[0].tolist()
+            client = int(np.searchsorted(shards.offsets, row, side="right")) - 1  # the last that begins there
+            rows = len(np.unique(wrong[:, 0].cpu().numpy()))
+            raise DataError(
+                f"the {split} samples of client {client} of problem {problem.name!r} are not all finite: "
+                f"tensor {number} of its sample {row - int(shards.offsets[client])} holds "
+                f"{tensor[row].reshape(-1)[place].item()} ({rows} such samples in all); leave them out, or "
+                "fill in numbers"
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.errors import DivergenceError
 from asyncfed.network.waves import Unrecorded
 from asyncfed.runtime.judging import Measurement
 
@@ -49,6 +50,22 @@ def gathered(parts: list[Measurement]) -> dict[str, Any]:
         "validation": {name: of([part.validation[name] for part in parts]) for name in parts[0].validation},
         "validation_counts": of([part.validation_counts for part in parts]),
     }
+
+
+def require_finite(found: dict[str, Any], steps: IntArray) -> None:
+    """That what was measured is finite, of every client with samples: the data are, so a model of which it is
+    not has diverged, be its own numbers finite or not.
+    """
+    for split, sums, counts in (
+        ("", found["sums"], found["counts"]),
+        ("validation ", found["validation"], found["validation_counts"]),
+    ):
+        for name, values in sums.items():
+            wrong = np.flatnonzero(~np.isfinite(values) & (counts > 0))
+            if len(wrong):
+                at = int(wrong[0])
+                client = int(found["clients"][at])
+                raise DivergenceError(client, int(steps[at]), f"{split}{name}, as judged,", float(values[at]))
 
 
 def consensus(parts: list[Measurement]) -> float:

@@ -11,7 +11,7 @@ from asyncfed.network.expectations import Expectations, Tally
 from asyncfed.network.waves import Conversation, Schedule, Snapshot, Wave
 from asyncfed.protocols.part import Method, Part, Reports
 from asyncfed.recall import Saved, recalled
-from asyncfed.runtime.evaluation import Evaluation, consensus, gathered
+from asyncfed.runtime.evaluation import Evaluation, consensus, gathered, require_finite
 from asyncfed.runtime.stage import Stage, Tick
 
 _NEVER = 1e300
@@ -110,12 +110,14 @@ class PeersLoop:
         self, part: Part, snapshot: Snapshot, reports: dict[str, FloatArray], *, final: bool
     ) -> Evaluation:
         parts = self._stage.backend.measure(snapshot, validation=self._outer_step is not None)
+        found = gathered(parts)
+        require_finite(found, snapshot.steps)
         return Evaluation(
             phase=part.name,
             time=snapshot.time,
             steps=snapshot.steps,
             reports=reports,
-            **gathered(parts),
+            **found,
             consensus=consensus(parts),
             final=final,
             outer_step=self._outer_step,

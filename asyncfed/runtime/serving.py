@@ -16,7 +16,7 @@ from asyncfed.protocols.at import Level
 from asyncfed.protocols.part import Part
 from asyncfed.protocols.rounds import Round, WithServer
 from asyncfed.recall import Saved, recalled
-from asyncfed.runtime.evaluation import Evaluation, gathered
+from asyncfed.runtime.evaluation import Evaluation, gathered, require_finite
 from asyncfed.runtime.stage import Stage, Tick
 
 IntArray = npt.NDArray[np.int64]
@@ -77,13 +77,15 @@ class ServerLoop:
         backend = self._stage.backend
         reports = backend.reports()  # first, for what went wrong in a round is told by whose it was
         snapshot = self._schedule.snapshot(final=final)
+        found = gathered(backend.measure(snapshot, judging=self._method.judging))
+        require_finite(found, snapshot.steps)
         return Evaluation(
             phase="server",
             time=snapshot.time,
             steps=snapshot.steps,
             rounds=snapshot.rounds,
             reports=reports,
-            **gathered(backend.measure(snapshot, judging=self._method.judging)),
+            **found,
             consensus=None,
             final=final,
             outer_step=self._iteration,

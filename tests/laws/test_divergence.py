@@ -19,6 +19,7 @@ from tests.laws.runs import every_case
 from topologies import star
 
 CULPRIT = 1  # not 0, who is named where nobody looks
+MARK = 4096.5  # a finite number, as all of a problem's data are, of which its losses make none
 
 nested = pytest.mark.parametrize(
     "case",
@@ -45,6 +46,23 @@ def _everyone_answers(case: Case) -> Scenario:
     return with_method(scenario, lambda name, value: everyone.get(name, value))
 
 
+def _unreadable(scenario: Scenario) -> Scenario:
+    """The same, with losses that are no number where a sample holds the mark; metrics are."""
+
+    def spoilt(loss: Any) -> Any:
+        def read(inner: Any, outer: Any, batch: tuple[Tensor, ...]) -> Tensor:
+            seen = tuple(torch.where(tensor == MARK, torch.nan, tensor) for tensor in batch)
+            found: Tensor = loss(inner, outer, seen)
+            return found
+
+        return read
+
+    problem = scenario.problem
+    assert problem.stages is None
+    losses = {"inner_loss": spoilt(problem.inner_loss), "outer_loss": spoilt(problem.outer_loss)}
+    return dataclasses.replace(scenario, problem=dataclasses.replace(problem, **losses))
+
+
 def _names(error: DivergenceError, case: Case, client: int) -> None:
     assert type(error) is DivergenceError, f"{case.name} says: {error}"
     said = f"{error.quantity} of client {client} became {error.value} at step {error.step}; "
@@ -53,11 +71,12 @@ def _names(error: DivergenceError, case: Case, client: int) -> None:
 
 
 @every_case
-def test_a_client_whose_samples_are_no_numbers_is_named(case: Case, tmp_path: Path) -> None:
-    def spoilt(samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(tensor.fill_(torch.nan) for tensor in samples)
+def test_a_client_whose_loss_is_no_number_is_named(case: Case, tmp_path: Path) -> None:
+    def marked(samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(tensor.fill_(MARK) for tensor in samples)
 
-    error = _fails(with_samples(_everyone_answers(case), CULPRIT, spoilt), tmp_path / "run")
+    scenario = _unreadable(with_samples(_everyone_answers(case), CULPRIT, marked))
+    error = _fails(scenario, tmp_path / "run")
     _names(error, case, CULPRIT)
     if case.example.protocol.server is None:
         assert error.step == 0, f"{case.name} says: {error}"
@@ -72,11 +91,12 @@ def test_a_client_whose_outer_loss_is_no_number_is_named(case: Case, tmp_path: P
     assert len(two_levels(1).data.train.tensors) == 5
     for place in (3, 4):
 
-        def spoilt(samples: tuple[Tensor, ...], place: int = place) -> tuple[Tensor, ...]:
-            samples[place].fill_(torch.nan)
+        def marked(samples: tuple[Tensor, ...], place: int = place) -> tuple[Tensor, ...]:
+            samples[place].fill_(MARK)
             return samples
 
-        error = _fails(with_samples(_everyone_answers(case), CULPRIT, spoilt), tmp_path / f"run {place}")
+        scenario = _unreadable(with_samples(_everyone_answers(case), CULPRIT, marked))
+        error = _fails(scenario, tmp_path / f"run {place}")
         _names(error, case, CULPRIT)
 
 

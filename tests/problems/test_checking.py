@@ -9,7 +9,7 @@ import torch
 
 from asyncfed import Scenario
 from asyncfed.data import client_data_from_lists
-from asyncfed.errors import ScenarioError
+from asyncfed.errors import DataError, ScenarioError
 from asyncfed.problems import Problem
 from asyncfed.protocols import SGP
 from asyncfed.scenario import check
@@ -60,3 +60,27 @@ def test_a_function_that_returns_something_else_is_named(functions: dict[str, An
 
 def test_precisions_may_differ_between_samples_and_initial_values() -> None:
     check(scenario(init_inner=lambda generator: torch.zeros(3, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_sample_that_is_no_number_is_named(split: str, value: float) -> None:
+    """By split, client, tensor and sample; a client without samples is nobody's."""
+    labels = torch.arange(5)
+    splits = {name: [(torch.zeros(5, 3), labels) for _ in range(3)] for name in ("train", split)}
+    if split != "train":
+        splits[split][1] = (torch.zeros(0, 3), labels[:0])
+    splits[split][2][0][3, 1] = value
+    own = scenario(data=client_data_from_lists(**splits))
+    said = (
+        f"the {split} samples of client 2 of problem 'own' are not all finite: tensor 0 of its sample 3 "
+        rf"holds {value} \(1 such samples in all\)"
+    )
+    with pytest.raises(DataError, match=said):
+        check(own)
+
+
+def test_large_numbers_are_numbers() -> None:
+    """Also where their sum is none."""
+    huge = torch.full((5, 3), 3e38)
+    check(scenario(data=client_data_from_lists([(huge,) for _ in range(3)])))

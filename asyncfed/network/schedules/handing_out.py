@@ -125,6 +125,11 @@ class HandingOut:
         self.waiting = Decided(no_steps(), nothing, nothing, absorbed)
         self._forgotten: list[int] = []  # payloads that nobody will absorb any more
 
+    @property
+    def payloads(self) -> int:
+        """That somebody is still to absorb."""
+        return self._payloads.alive
+
     def number(self, count: int) -> IntArray:
         """New payloads, each to be absorbed by its own sender."""
         serials = np.arange(self._next, self._next + count)

@@ -21,6 +21,10 @@ reaches somebody within a window is known at the window's end, and so is when it
 receiver that comes and goes is there is looked at when a message reaches it, before it waits. Who is away
 when it has been taken in has it when it is back, unless it has crashed or left for good: then it is lost.
 
+What arrives when all is over is absorbed by nobody. Where links are offered more than they carry that is much
+of what is sent: so where there are many payloads (`_MANY`), those are forgotten, and the messages recorded as
+in flight, as soon as it is known.
+
 Steps are handed out as waves, by depth: a step stands one deeper than the deepest step it absorbs from. A
 step that has not ended when somebody looks is handed out after the look: until it ends, its client is judged
 by what the step began from.
@@ -39,13 +43,22 @@ from asyncfed.network.expectations import Tally
 from asyncfed.network.links import BoolArray, FloatArray, IntArray
 from asyncfed.network.presence import Attendance
 from asyncfed.network.schedules.handing_out import Absorbed, Decided, HandingOut, in_rows
-from asyncfed.network.schedules.mail import Downlinks, Letters, RunningSums, joined_letters, no_letters
+from asyncfed.network.schedules.mail import (
+    Downlinks,
+    Letters,
+    Mailbox,
+    RunningSums,
+    joined_letters,
+    no_letters,
+)
 from asyncfed.network.schedules.paces import Paces, Steps, joined_steps, no_steps
 from asyncfed.network.waves import Conversation, Snapshot, Status, Unrecorded, Wave
 from asyncfed.network.weights import Mixing, Sends
 from asyncfed.network.wire import Wire
 from asyncfed.recall import recalled
 from asyncfed.rng import Streams
+
+_MANY = 16  # payloads of each client, from which on those that nobody will absorb are forgotten at once
 
 
 @recalled(
@@ -85,7 +98,7 @@ class PacedSchedule:
             steps=talk.steps, horizon=horizon, attendance=attendance, hands_over=hands_over,
         )  # fmt: skip
         self._handing_out = HandingOut(talk.first_step * n, talk.part, tuple(names for names, _ in mixing))
-        self._mailbox = no_letters(len(mixing))
+        self._mailbox = Mailbox(len(mixing))
         self._downlinks = Downlinks(wire, talk.message_bytes, len(mixing)) if wire.shares_downlinks else None
         self._running_sums = RunningSums(len(mixing)) if talk.recovers else None
         # Each client's last payload, and the share of it that it holds by each of the weights.
@@ -95,6 +108,7 @@ class PacedSchedule:
         self._at_work = no_steps()  # those that have not ended, and what they will emit
         self._its_payload = np.zeros(0, dtype=np.int64)
         self._end = float(self._started.max())  # of the last step
+        self._latest: float | None = None  # until when something may be absorbed, once that is asked
         self._now = -np.inf  # up to when all is decided
         self._looks = 0  # that were taken
         self.rests = False  # whether it could be put down after what it has yielded last
@@ -109,7 +123,7 @@ class PacedSchedule:
                     yield self._snapshot(self._now, final=False)
             self._decide(self._next_look)
             yield from self._flush(self._next_look)
-        self._mailbox = self._with_new(no_letters(len(self._mixing)), np.inf)
+        self._put(no_letters(len(self._mixing)), np.inf)
         for wave in self._flush(np.inf):
             self.rests = False
             yield wave
@@ -151,7 +165,8 @@ class PacedSchedule:
         self._kept[steps.client[last & steps.leaving]] = 1.0  # to be judged by
         self._begun[new.client] = np.maximum(self._begun[new.client], new.step + 1)
         place = np.argsort(order)[len(at_work) :]
-        self._absorb(new, emits, own[place], share[place], self._with_new(sent, until), until)
+        self._put(sent, until)
+        self._absorb(new, emits, own[place], share[place], until)
         working = np.flatnonzero(steps.ended > until)
         self._at_work, self._its_payload = steps.at(working), payload[working]
         if len(new):
@@ -162,20 +177,23 @@ class PacedSchedule:
 
     def _next_waking(self) -> float:
         """When a message reaches somebody who has nothing, as far as is known."""
-        return float(self._waking().arrives.min(initial=np.inf))
+        return min((float(some.arrives.min(initial=np.inf)) for some in self._waking()), default=np.inf)
 
     def _wake(self, now: float) -> None:
-        letters = self._waking()
-        for client in np.unique(letters.receiver[letters.arrives == now]).tolist():
+        whom = [letters.receiver[letters.arrives == now] for letters in self._waking()]
+        for client in np.unique(np.concatenate(whom)).tolist():
             self._paces.wake(client, now)
 
-    def _waking(self) -> Letters:
+    def _waking(self) -> list[Letters]:
         """Messages to those who have nothing and wait."""
-        box, hollow = self._mailbox, self._paces.hollow
-        if self._downlinks is not None and np.isfinite(hollow).any():
-            coming = self._downlinks.foreseen()
-            box = joined_letters([box, coming.at(~self._lost_at_the_door(coming))])
-        return box.at(box.arrives >= hollow[box.receiver])
+        hollow = self._paces.hollow
+        if not np.isfinite(hollow).any():
+            return []
+        pieces = [*self._mailbox.pieces()]
+        if self._downlinks is not None:
+            coming = self._downlinks.foreseen(np.inf)
+            pieces.append(coming.at(~self._lost_at_the_door(coming)))
+        return [some.at(some.arrives >= hollow[some.receiver]) for some in pieces]
 
     # --- sending -------------------------------------------------------------------------------------
 
@@ -208,7 +226,7 @@ class PacedSchedule:
             goes = goes & self._attendance.uptimes.on(receivers, fates.arrives)
         letters = Letters(
             steps.client[of], receivers, edges, step, serials[of], at, fates.arrives,
-            np.zeros(len(edges), dtype=np.bool_), weights,
+            np.zeros(len(edges), dtype=np.bool_), weights, serials[of],
         )  # fmt: skip
         self._record(letters.at(here & ~up), int(Status.LINK_DOWN), -1)
         if self._running_sums is None:
@@ -253,15 +271,32 @@ class PacedSchedule:
 
     # --- taking in -----------------------------------------------------------------------------------
 
-    def _with_new(self, sent: Letters, until: float) -> Letters:
-        """The mailbox with what was sent; where downlinks are shared, with what reaches them by then."""
+    def _put(self, sent: Letters, until: float) -> None:
+        """Into the mailbox with what was sent; where downlinks are shared, with what reaches them by then."""
         if self._downlinks is not None:
-            sent = self._downlinks.settle(sent, until)
+            sent = self._downlinks.settle(self._given_up(sent), until)
             lost = self._lost_at_the_door(sent)
             if lost.any():
                 self._lose(sent.at(lost))
                 sent = sent.at(~lost)
-        return joined_letters([self._mailbox, sent])
+        sent = self._given_up(sent)
+        over = sent.serial < 0
+        if over.any():
+            self._record(sent.at(over), int(Status.IN_FLIGHT), -1)
+            sent = sent.at(~over)
+        self._mailbox.put(sent, until)
+
+    def _given_up(self, letters: Letters) -> Letters:
+        """The same, where there are many payloads without those (-1) of what arrives when all is over."""
+        if self._handing_out.payloads <= _MANY * self._network.n:
+            return letters
+        if self._latest is None:
+            self._latest = self._paces.latest_end()
+        never = (letters.arrives > self._latest) & (letters.serial >= 0)
+        if not never.any():
+            return letters
+        self._handing_out.lost(letters.serial[never])
+        return replace(letters, serial=np.where(never, -1, letters.serial))
 
     def _lost_at_the_door(self, letters: Letters) -> BoolArray:
         """Which have been taken in when their receivers have crashed, or left for good."""
@@ -276,16 +311,13 @@ class PacedSchedule:
 
     # --- absorbing -----------------------------------------------------------------------------------
 
-    def _absorb(
-        self, steps: Steps, emits: IntArray, own: IntArray, share: FloatArray, letters: Letters, until: float
-    ) -> None:
+    def _absorb(self, steps: Steps, emits: IntArray, own: IntArray, share: FloatArray, until: float) -> None:
         """Give every message to the first step of its receiver that starts after it has arrived."""
-        place = _first_after(steps, letters, until)
-        self._mailbox = letters.at(place < 0)
-        taken = np.flatnonzero(place >= 0)
+        place = _first_after(steps, self._mailbox.look(until), until)
+        letters, place = self._mailbox.take(place >= 0), place[place >= 0]
+        self._mailbox.shelve(self._paces.left[self._mailbox.here.receiver] <= until)
         if not len(steps):
             return
-        letters, place = letters.at(taken), place[taken]
         gone = letters.arrives < steps.since[place]  # it reached one who has forgotten it since
         if gone.any():
             self._lose(letters.at(gone))
@@ -342,9 +374,9 @@ class PacedSchedule:
 
     def _snapshot(self, time: float, *, final: bool) -> Snapshot:
         """What everybody is to be judged by. The final one really absorbs: the rest is in flight for ever."""
-        n, box = self._network.n, self._mailbox
+        n, box = self._network.n, self._mailbox.all() if final else self._mailbox.by(time)
         if self._downlinks is not None:
-            box = joined_letters([box, self._downlinks.foreseen()])
+            box = joined_letters([box, self._downlinks.foreseen(time)])
         waiting = self._handing_out.waiting
         idle = np.ones(n, dtype=np.bool_)
         idle[waiting.steps.client] = False
@@ -376,7 +408,8 @@ class PacedSchedule:
         else:
             come = int(np.count_nonzero((box.arrives <= time) & ~box.carried))
             waits = 0 if self._running_sums is None else len(self._running_sums.waiting)
-            sent = len(box) + waits
+            under_way = 0 if self._downlinks is None else len(self._downlinks)
+            sent = len(self._mailbox) + under_way + waits
             unrecorded = Unrecorded(come, sent - come, sent * self._talk.message_bytes)
         absorption = absorbed.absorption(everyone, tuple(names for names, _ in self._mixing))
         absorption = replace(absorption, empty=np.flatnonzero(empty))

@@ -23,6 +23,8 @@ from asyncfed.network.presence import Attendance
 from asyncfed.recall import recalled
 from asyncfed.rng import Streams
 
+_FORESEEN = 10**7  # steps, at most, that are drawn to know when the last ends
+
 
 @recalled()
 @dataclass(frozen=True, eq=False)
@@ -99,6 +101,7 @@ class Paces:
         self._before = np.full(n, np.nan)  # when the last step of each began
         self._ahead = no_steps()  # drawn, and not asked for yet; by (start, client)
         self._until = -np.inf  # all that begin before that are drawn
+        self._begins = float(started_at.max())  # the last of them
         self._refused = -np.inf  # when the last step would have begun that the horizon cuts
         self._attendance = attendance if steps else None
         if self._attendance is not None:
@@ -112,6 +115,24 @@ class Paces:
         """Who has nothing at that time: it has crashed, or has not come yet, and has not begun since."""
         nothing: BoolArray = self._reborn & (self._crashed <= now)
         return nothing
+
+    def latest_end(self) -> float:
+        """When the part is over, or a little later; infinite where that is not known beforehand: where
+        clients come and go, or have very many steps before them.
+        """
+        if self._attendance is not None:
+            return np.inf
+        if self._horizon < np.inf:
+            return max(self._horizon, self._begins)
+        going = np.flatnonzero(np.isfinite(self._start))
+        ends, number = self._start[going], self._next[going]
+        if int((self._end - number).sum()) > _FORESEEN:
+            return np.inf
+        for ahead in range(int((self._end - number).max(initial=0))):
+            more = number + ahead < self._end
+            ends[more] += self._takes(going[more], number[more] + ahead)
+        known = float(self.left[np.isfinite(self.left)].max(initial=self._begins))
+        return max(known, float(ends.max(initial=known))) * (1 + 1e-6)  # for sums are rounded
 
     def wake(self, client: int, time: float) -> None:
         """A message has reached one who has nothing: it begins from that."""
