@@ -13,10 +13,11 @@ from typing import Any, ParamSpec
 
 import typer
 
-from asyncfed.errors import AsyncfedError, RunError, ScenarioError, TraceError, UnsoundWarning
+from asyncfed.errors import AsyncfedError, RunError, ScenarioError, TraceError, UnsoundWarning, WaitingWarning
 
 P = ParamSpec("P")
 
+_OURS = (UnsoundWarning, WaitingWarning)
 BUG, BAD_INPUT, RUN_FAILED, UNREADABLE, INTERRUPTED = 1, 2, 3, 4, 130
 
 
@@ -67,14 +68,15 @@ def _warnings_told() -> Iterator[None]:
     shown = warnings.showwarning
 
     def tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if not issubclass(category, UnsoundWarning):
+        if not issubclass(category, _OURS):
             shown(message, category, *where, **more)
         elif str(message) not in told:
             told.add(str(message))
             _tell(f"warning: {message}")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", UnsoundWarning)
+        for category in _OURS:
+            warnings.simplefilter("always", category)
         warnings.showwarning = tell
         yield
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import ray
 import torch
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from asyncfed.errors import ActorLostError, AsyncfedError, RunError
 from asyncfed.network.waves import Snapshot, Wave
@@ -35,6 +35,7 @@ from asyncfed.runtime.exchange import BlockWave, Exchange, Need, Object, Sum, Ta
 from asyncfed.runtime.judging import Measurement
 from asyncfed.runtime.local import final_of, without_data
 from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
+from asyncfed.runtime.ray_cluster import LOOK_EVERY, Head, await_room, await_start
 
 IntArray = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -104,6 +105,7 @@ class RayBackend:
         server: bool = False,
     ) -> None:
         _connect(address)
+        self._head = Head()
         plan = _provision(problem, dtype, device, clients_per_actor, others=int(server))
         n = problem.clients
         self.placement = plan.placement
@@ -117,6 +119,7 @@ class RayBackend:
         self._open: Part | None = None
         self._standing: Reports = {}  # what the server reported last
         given = {key: value.cpu().numpy() for key, value in (initial or {}).items()}
+        await_room(len(plan.ranges) + int(server), cpus=plan.cpus, gpus=plan.gpus * len(plan.ranges))
         try:
             actor_class = ray.remote(_Node).options(**plan.options)
             for start, stop in plan.ranges:
@@ -131,6 +134,7 @@ class RayBackend:
                 node = np.array([n], dtype=np.int64)
                 empty = without_data(problem)
                 self._actors.append(server_class.remote(empty, node, n, given, seed, dtype, "cpu", 1, True))
+            await_start([actor.alive.remote() for actor in self._actors], self._head)
         except BaseException:
             self.close()
             raise
@@ -203,8 +207,11 @@ class RayBackend:
     def close(self) -> None:
         self._objects, self._outstanding = {}, deque()
         if ray.is_initialized():
-            for actor in self._actors:
-                ray.kill(actor, no_restart=True)
+            if self._head.lost:
+                ray.shutdown()  # or Ray ends this process; without an owner and a head, actors end too
+            else:
+                for actor in self._actors:
+                    ray.kill(actor, no_restart=True)
         self._actors = []
 
     def _single(self, round: Act | None) -> bool:
@@ -241,12 +248,21 @@ class RayBackend:
 
     def _get(self, place: int, reference: Any) -> Any:
         try:
-            return _received(self._whose(place), reference)
+            return self._received(self._whose(place), reference)
         except ActorLostError:
             # Or was it the server, from whom a client had nothing to work on?
             if self._server:
-                _received("the server", self._actors[-1].alive.remote())
+                self._received("the server", self._actors[-1].alive.remote())
             raise
+
+    def _received(self, whose: str, reference: Any) -> Any:
+        """What a call returned, waiting for it while the cluster has a head."""
+        while True:
+            self._head.look()
+            try:
+                return _received(whose, reference, seconds=LOOK_EVERY)
+            except GetTimeoutError:
+                continue
 
     def _whose(self, place: int) -> str:
         if self._server and place == len(self._actors) - 1:
@@ -255,10 +271,12 @@ class RayBackend:
         return f"client {start}" if stop == start + 1 else f"clients {start} to {stop - 1}"
 
 
-def _received(whose: str, reference: Any) -> Any:
+def _received(whose: str, reference: Any, seconds: float) -> Any:
     """What a call of somebody's actor returned; what went wrong in it, as an error of ours."""
     try:
-        return ray.get(reference)
+        return ray.get(reference, timeout=seconds)
+    except GetTimeoutError:
+        raise
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, AsyncfedError):
@@ -328,6 +346,7 @@ def _provision(
     """For the cluster we are connected to, with so many actors beside those of clients."""
     resources = ray.cluster_resources()
     cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     packing = pack(
         problem.clients,
         clients_per_actor,
@@ -340,7 +359,12 @@ def _provision(
         packing.ranges,
         Placement("ray", packing.actors, packing.clients_per_actor, "cuda" if share else "cpu", packing.note),
         threads_per_actor(cores, packing.actors),
-        cpus_per_actor(cores, packing.actors + others),
+        cpus_per_actor(
+            [machine.get("CPU", 0.0) for machine in machines],
+            packing.actors,
+            rooms=[machine.get("GPU", 0.0) // share for machine in machines] if share else None,
+            others=others,
+        ),
         share,
     )
 
