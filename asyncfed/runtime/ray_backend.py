@@ -35,7 +35,15 @@ from asyncfed.runtime.exchange import BlockWave, Exchange, Need, Object, Sum, Ta
 from asyncfed.runtime.judging import Measurement
 from asyncfed.runtime.local import final_of, without_data
 from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
-from asyncfed.runtime.ray_cluster import LOOK_EVERY, Head, await_room, await_start
+from asyncfed.runtime.ray_cluster import (
+    LOOK_EVERY,
+    Head,
+    await_room,
+    await_start,
+    check_shippable,
+    leave,
+    left,
+)
 
 IntArray = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -107,6 +115,7 @@ class RayBackend:
         _connect(address)
         self._head = Head()
         plan = _provision(problem, dtype, device, clients_per_actor, others=int(server))
+        check_shippable(without_data(problem))
         n = problem.clients
         self.placement = plan.placement
         self._actors: list[Any] = []
@@ -208,7 +217,7 @@ class RayBackend:
         self._objects, self._outstanding = {}, deque()
         if ray.is_initialized():
             if self._head.lost:
-                ray.shutdown()  # or Ray ends this process; without an owner and a head, actors end too
+                leave()  # without a head and an owner, actors end by themselves
             else:
                 for actor in self._actors:
                     ray.kill(actor, no_restart=True)
@@ -301,6 +310,7 @@ def _lost(whose: str, error: RayActorError) -> ActorLostError:
 
 def _connect(address: str | None) -> None:
     """Use the Ray this process is connected to, connect to the given cluster, or start Ray here."""
+    left()
     if ray.is_initialized():
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}

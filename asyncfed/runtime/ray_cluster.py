@@ -7,7 +7,9 @@ minute, ends the driver's process on the spot, which then cannot say how its run
 from __future__ import annotations
 
 import os
+import pickle
 import socket
+import threading
 import time
 import warnings
 from typing import Any
@@ -15,10 +17,12 @@ from typing import Any
 import ray
 
 from asyncfed.errors import RunError, ScenarioError, WaitingWarning
+from asyncfed.problems.problem import Problem
 
 LOOK_EVERY = 2.0  # seconds between two looks whether the head is there
 WAIT = "ASYNCFED_WAIT"  # seconds that a run waits for room
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"  # seconds after which Ray ends the process
+_LEAVING = "asyncfed leaves a Ray cluster"
 _TELL_AFTER = 3.0  # seconds of waiting
 _ROUNDING = 1e-3  # of a core: Ray adds up ten-thousandths
 
@@ -31,7 +35,7 @@ class Head:
     def __init__(self) -> None:
         host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
         self._address = host.strip("[]"), int(port)
-        self._patience = 2 / 3 * float(os.environ.get(_RECONNECT, 60))
+        self._patience = float(os.environ.get(_RECONNECT, 60)) / 2
         self._looked = self._answered = time.monotonic()
         self.lost = False
 
@@ -53,6 +57,30 @@ class Head:
                     "start the cluster again (`ray start --head`), and the run"
                 ) from None
         self._looked = time.monotonic()
+
+
+def leave() -> None:
+    """Let go of a cluster without a head, before Ray ends this process: in a thread, for it takes 7 s."""
+    thread = threading.Thread(target=ray.shutdown, name=_LEAVING)
+    thread.start()
+
+
+def left() -> None:
+    """Wait until a cluster that is being left is left."""
+    for thread in threading.enumerate():
+        if thread.name == _LEAVING:
+            thread.join()
+
+
+def check_shippable(problem: Problem) -> None:
+    """Refuse a problem whose functions cannot be sent to actors."""
+    try:
+        ray.cloudpickle.dumps(problem)
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
+        raise ScenarioError(
+            f"problem {problem.name!r} cannot be sent to Ray actors: {error}; let its functions hold plain "
+            "values, tensors and networks only, or use backend='local'"
+        ) from None
 
 
 def await_room(actors: int, *, cpus: float, gpus: float) -> None:

@@ -123,6 +123,8 @@ class Machines:
             self.process.kill()
             raise
         finally:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
             left = until_empty(self.processes, 10.0)
             said = [f"{process.pid} {' '.join(process.cmdline())[:80]}" for process in left]
             for process in left:
