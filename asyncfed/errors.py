@@ -136,5 +136,9 @@ class UnsoundWarning(UserWarning):
     """A method that the network gives no right to its answer."""
 
 
+class WaitingWarning(UserWarning):
+    """A run that waits for what others hold."""
+
+
 class TraceError(AsyncfedError, ValueError):
     """A run directory or a trace file that is truncated, foreign or of another version."""

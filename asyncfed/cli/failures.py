@@ -22,10 +22,12 @@ from asyncfed.errors import (
     ScenarioError,
     TraceError,
     UnsoundWarning,
+    WaitingWarning,
 )
 
 P = ParamSpec("P")
 
+_OURS = (UnsoundWarning, WaitingWarning, RecoveredWarning)
 BUG, BAD_INPUT, RUN_FAILED, UNREADABLE, INTERRUPTED = 1, 2, 3, 4, 130
 
 
@@ -79,15 +81,15 @@ def _warnings_told() -> Iterator[None]:
     shown = warnings.showwarning
 
     def tell(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if not issubclass(category, (UnsoundWarning, RecoveredWarning)):
+        if not issubclass(category, _OURS):
             shown(message, category, *where, **more)
         elif str(message) not in told:
             told.add(str(message))
             _tell(f"warning: {message}")
 
     with warnings.catch_warnings():
-        warnings.simplefilter("always", UnsoundWarning)
-        warnings.simplefilter("always", RecoveredWarning)
+        for category in _OURS:
+            warnings.simplefilter("always", category)
         warnings.showwarning = tell
         yield
 

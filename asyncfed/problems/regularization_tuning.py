@@ -62,7 +62,9 @@ def regularization_tuning(
     samples, test = load_with_test(
         dataset, download=download, separate_test=separate_test, limit=limit, seed=seed
     )
-    module = build_model(model, samples.x.shape[1:], samples.classes)
+    # What the functions below hold goes with them to actors, so they hold no samples.
+    classes = samples.classes
+    module = build_model(model, samples.x.shape[1:], classes)
 
     def penalty(y: dict[str, Tensor], x: dict[str, Tensor]) -> Tensor:
         if per == "class":
@@ -88,7 +90,7 @@ def regularization_tuning(
 
     def init_outer(generator: torch.Generator) -> Params:
         if per == "class":
-            return {"class": torch.full((samples.classes,), math.log(rate))}
+            return {"class": torch.full((classes,), math.log(rate))}
         return {
             name: torch.full(parameter.shape, math.log(rate)) for name, parameter in module.named_parameters()
         }

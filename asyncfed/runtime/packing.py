@@ -8,6 +8,8 @@ the clients are packed evenly into one actor per core, or into fewer where even 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +17,7 @@ from asyncfed.errors import ScenarioError
 
 ACTOR_BYTES = 200 * 2**20
 USABLE = 0.8
+_UNITS = 10_000  # of a core or a GPU: Ray counts in ten-thousandths
 
 
 @dataclass(frozen=True)
@@ -81,12 +84,29 @@ def gpus_per_actor(device: str, gpus: float, actors: int) -> float:
     if actors <= gpus:
         return 1.0
     together = -(-actors // int(gpus))
-    return int(10_000 / together) / 10_000  # Ray counts in ten-thousandths
+    return int(_UNITS / together) / _UNITS
 
 
-def cpus_per_actor(cores: float, actors: int) -> float:
-    """The share of a core that each actor asks Ray for, so that all of them find a place."""
-    return min(1.0, max(1, int(10_000 * cores / actors)) / 10_000)
+def cpus_per_actor(
+    cores: Sequence[float], actors: int, *, rooms: Sequence[float] | None = None, others: int = 0
+) -> float:
+    """The share of a core that each actor asks Ray for: the largest, up to a whole one, with which all find a
+    place on machines with so many cores, none of them across two. `rooms` says how many actors find a GPU on
+    each; the `others` need none.
+    """
+    units = [int(_UNITS * own) for own in cores]
+    limits = [math.inf] * len(units) if rooms is None else rooms
+
+    def fits(share: int) -> bool:
+        each = [own // share for own in units]
+        placed = sum(min(room, most) for room, most in zip(limits, each, strict=True))
+        return placed >= actors and sum(each) >= actors + others
+
+    small, large = 1, _UNITS  # the smallest share there is, whether it fits or not
+    while small < large:
+        middle = (small + large + 1) // 2
+        small, large = (middle, large) if fits(middle) else (small, middle - 1)
+    return small / _UNITS
 
 
 def threads_per_actor(cores: float, actors: int) -> int:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import ray
 import torch
 from ray.exceptions import (
+    GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
     OutOfMemoryError,
@@ -44,6 +45,15 @@ from asyncfed.runtime.exchange import BlockWave, Exchange, Need, Object, Sum, Ta
 from asyncfed.runtime.judging import Measurement
 from asyncfed.runtime.local import final_of, without_data
 from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
+from asyncfed.runtime.ray_cluster import (
+    LOOK_EVERY,
+    Head,
+    await_room,
+    await_start,
+    check_shippable,
+    leave,
+    left,
+)
 from asyncfed.runtime.state import State, joined, of_arrays
 
 IntArray = npt.NDArray[np.int64]
@@ -129,8 +139,10 @@ class RayBackend:
         actors: int | None = None,
     ) -> None:
         _connect(address)
+        self._head = Head()
         plan = _provision(problem, dtype, device, clients_per_actor, actors, threads, others=int(server))
         self._problem, self._plan = problem, plan
+        check_shippable(without_data(problem))
         n = problem.clients
         self.placement = plan.placement
         self._actors: list[Any] = []
@@ -144,9 +156,11 @@ class RayBackend:
         self._standing: Reports = {}  # what the server reported last
         self._given = {key: value.cpu().numpy() for key, value in (initial or {}).items()}
         self._numbers = seed, dtype
+        await_room(len(self._exchange.ranges), cpus=plan.cpus, gpus=plan.gpus * len(plan.ranges))
         try:
             for place in range(len(self._exchange.ranges)):
                 self._actors.append(self._hired(place, plan.cpus))
+            await_start([actor.alive.remote() for actor in self._actors], self._head)
         except BaseException:
             self.close()
             raise
@@ -240,10 +254,10 @@ class RayBackend:
 
         def handed_over() -> State:
             for place, reference in enumerate(blocks):
-                arrays, facts = _received(self._whose(place), reference)
+                arrays, facts = self._received(self._whose(place), reference)
                 parts[f"block {place}"] = State(of_arrays(arrays), facts)
             whole = {f"{number}/{name}": value for number, reference in objects.items()
-                     for name, value in _received("somebody", reference).items()}  # fmt: skip
+                     for name, value in self._received("somebody", reference).items()}  # fmt: skip
             return joined(parts | {"objects": State(of_arrays(whole))})
 
         return handed_over
@@ -270,12 +284,11 @@ class RayBackend:
         self._objects, self._outstanding, self._reports, self._standing = {}, deque(), [], {}
         self._exchange.reset()
         gone = self._gone()
-        if gone:
-            free = float(ray.available_resources().get("CPU", 0.0))
-            share = min(self._plan.cpus, cpus_per_actor(free, len(gone)))
-            for place in gone:
-                ray.kill(self._actors[place], no_restart=True)  # or what may be left of it
-                self._actors[place] = self._hired(place, share)
+        for place in gone:
+            ray.kill(self._actors[place], no_restart=True)  # or what may be left of it
+            # They ask for no share of a core: where a node is gone, those who are left have all of them.
+            self._actors[place] = self._hired(place, cpus=0.0)
+        await_start([self._actors[place].alive.remote() for place in gone], self._head)
         again = [actor.start_again.remote() for actor in self._actors]
         for place, call in enumerate(again):
             self._get(place, call)
@@ -286,16 +299,19 @@ class RayBackend:
         gone = []
         for place, call in enumerate([actor.alive.remote() for actor in self._actors]):
             try:
-                _received(self._whose(place), call)
-            except RunError:
+                self._received(self._whose(place), call)
+            except ActorLostError:
                 gone.append(place)
         return gone
 
     def close(self) -> None:
         self._objects, self._outstanding = {}, deque()
         if ray.is_initialized():
-            for actor in self._actors:
-                ray.kill(actor, no_restart=True)
+            if self._head.lost:
+                leave()  # without a head and an owner, actors end by themselves
+            else:
+                for actor in self._actors:
+                    ray.kill(actor, no_restart=True)
         self._actors = []
 
     def _single(self, round: Act | None) -> bool:
@@ -332,12 +348,21 @@ class RayBackend:
 
     def _get(self, place: int, reference: Any) -> Any:
         try:
-            return _received(self._whose(place), reference)
+            return self._received(self._whose(place), reference)
         except ActorLostError:
             # Or was it the server, from whom a client had nothing to work on?
             if self._server:
-                _received("the server", self._actors[-1].alive.remote())
+                self._received("the server", self._actors[-1].alive.remote())
             raise
+
+    def _received(self, whose: str, reference: Any) -> Any:
+        """What a call returned, waiting for it while the cluster has a head."""
+        while True:
+            self._head.look()
+            try:
+                return _received(whose, reference, seconds=LOOK_EVERY)
+            except GetTimeoutError:
+                continue
 
     def _whose(self, place: int) -> str:
         if self._server and place == len(self._actors) - 1:
@@ -346,10 +371,12 @@ class RayBackend:
         return f"client {start}" if stop == start + 1 else f"clients {start} to {stop - 1}"
 
 
-def _received(whose: str, reference: Any) -> Any:
+def _received(whose: str, reference: Any, seconds: float) -> Any:
     """What a call of somebody's actor returned; what went wrong in it, as an error of ours."""
     try:
-        return ray.get(reference)
+        return ray.get(reference, timeout=seconds)
+    except GetTimeoutError:
+        raise
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, AsyncfedError):
@@ -367,13 +394,14 @@ def _lost(whose: str, error: RayError) -> ActorLostError:
     said = " ".join(str(error).split())
     return ActorLostError(
         f"the actor of {whose} died; what was recorded so far is kept; "
-        "run again, with more clients per actor if memory was short. "
+        "go on with `asyncfed resume`, or run again with more clients per actor if memory was short. "
         f"Ray says: {said if len(said) < 600 else said[:200] + ' … ' + said[-400:]}"
     )
 
 
 def _connect(address: str | None) -> None:
     """Use the Ray this process is connected to, connect to the given cluster, or start Ray here."""
+    left()
     if ray.is_initialized():
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -421,6 +449,7 @@ def _provision(
     """
     resources = ray.cluster_resources()
     cores, gpus = float(resources.get("CPU", 1)), float(resources.get("GPU", 0))
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     packing = pack(
         problem.clients,
         clients_per_actor,
@@ -440,7 +469,12 @@ def _provision(
             packing.note,
             threads_per_actor(cores, packing.actors) if threads is None else threads,
         ),
-        cpus_per_actor(cores, packing.actors + others),
+        cpus_per_actor(
+            [machine.get("CPU", 0.0) for machine in machines],
+            packing.actors,
+            rooms=[machine.get("GPU", 0.0) // share for machine in machines] if share else None,
+            others=others,
+        ),
         share,
     )
 

@@ -131,11 +131,31 @@ def test_a_gpu_that_is_not_there_is_an_error_only_where_it_was_asked_for() -> No
 
 
 @pytest.mark.parametrize(
-    ("cores", "actors", "share"), [(4, 1, 1.0), (4, 4, 1.0), (2, 3, 0.6666), (2, 100, 0.02), (1, 3, 0.3333)]
+    ("cores", "actors", "share"),
+    [
+        ([4], 1, 1.0),
+        ([4], 4, 1.0),
+        ([2], 3, 0.6666),
+        ([2], 100, 0.02),
+        ([1], 3, 0.3333),
+        ([1, 1, 1], 4, 0.5),  # not ¾: then a place for the fourth would be in three pieces
+        ([1, 1, 1], 6, 0.5),
+        ([64, 2], 66, 1.0),
+        ([3, 1.5], 5, 0.75),
+        ([0, 0], 3, 0.0001),
+    ],
 )
-def test_all_actors_find_a_place_on_the_cores(cores: float, actors: int, share: float) -> None:
+def test_all_actors_find_a_place_on_the_cores(cores: list[float], actors: int, share: float) -> None:
     assert cpus_per_actor(cores, actors) == share
-    assert share * actors <= cores
+    assert sum(int(own / share + 1e-9) for own in cores) >= actors or not any(cores)
+
+
+def test_on_machines_with_gpus_all_actors_find_both() -> None:
+    """Four share the two GPUs of the machine with 2 cores; only a server may go to the one with 64."""
+    assert cpus_per_actor([2, 64], 4, rooms=[4, 0]) == 0.5
+    assert cpus_per_actor([2, 64], 4, rooms=[4, 0], others=1) == 0.5
+    assert cpus_per_actor([2, 1], 4, rooms=[4, 0], others=1) == 0.5
+    assert cpus_per_actor([2], 4, rooms=[4], others=1) == 0.4
 
 
 @pytest.mark.parametrize(("cores", "actors", "threads"), [(8, 2, 4), (8, 3, 2), (2, 100, 1), (1, 1, 1)])
