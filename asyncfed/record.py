@@ -49,7 +49,8 @@ class Record:
 
         def then() -> None:
             self._append(rows)
-            self._directory.sync("metrics.jsonl")
+            self._directory.sync("scenario.json", "initial.safetensors", "metrics.jsonl")
+            self._writer.sync()
             write()
 
         self._writer.save(then)

@@ -44,7 +44,7 @@ class Checkpoints:
         target = self._folder / f"{number:08d}.safetensors"
         facts = json.dumps(state.facts, ensure_ascii=False, allow_nan=False)
         marks = {"format": FORMAT, "version": VERSION, "facts": facts}
-        write_whole(target, lambda part: save_file(state.tensors, part, marks))
+        write_whole(target, lambda part: save_file(state.tensors, part, marks), sync=True)
         synced(self._folder)
         for old in [*there, target][:-_KEPT]:
             old.unlink(missing_ok=True)

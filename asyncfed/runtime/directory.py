@@ -148,11 +148,12 @@ class RunDirectory:
         with storing(self.path), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(_lines(rows))
 
-    def sync(self, name: str) -> None:
-        """Have the system put a file on disk before we go on, where there is one."""
-        if (self.path / name).exists():
-            with storing(self.path):
-                synced(self.path / name)
+    def sync(self, *names: str) -> None:
+        """Have the system put files on disk before we go on, those that there are."""
+        with storing(self.path):
+            for name in names:
+                if (self.path / name).exists():
+                    synced(self.path / name)
 
     def keep_rows(self, name: str, count: int) -> None:
         """Cut a growing file after so many rows."""

@@ -15,7 +15,6 @@ trace waits for it.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncfed.disk import storing
+from asyncfed.disk import storing, synced, write_whole
 from asyncfed.errors import TraceError
 from asyncfed.network.waves import Status
 from asyncfed.recall import Saved
@@ -82,6 +81,7 @@ class TraceWriter:
         self._steps = _Stash(_STEP_NUMBERS)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="asyncfed-trace")
         self._unwritten: deque[Future[None]] = deque()
+        self._unsynced: list[Path] = []  # chunks that a power failure may take
         self._counted = 0
         self._closed = False
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -173,6 +173,13 @@ class TraceWriter:
         self._wait(_CHUNKS_BEHIND)
         self._unwritten.append(self._worker.submit(self._save, parts, then))
 
+    def sync(self) -> None:
+        """Have the system put all chunks so far on disk; in the writing thread."""
+        with storing(self.directory):
+            for chunk in self._unsynced:
+                synced(chunk)
+        self._unsynced = []
+
     def wait(self) -> None:
         """Until everything that was due, or to be saved, is on disk."""
         self._wait(0)
@@ -253,8 +260,10 @@ class TraceWriter:
             then()
 
     def _write(self, table: str, number: int, stash: _Stash) -> None:
+        chunk = chunk_path(self.directory, table, number)
         with storing(self.directory):
-            self._write_rows(table, stash, chunk_path(self.directory, table, number))
+            self._write_rows(table, stash, chunk)
+        self._unsynced.append(chunk)
         tail_path(self.directory, table, number).unlink(missing_ok=True)
 
     def _write_rows(self, table: str, stash: _Stash, target: Path) -> None:
@@ -262,9 +271,9 @@ class TraceWriter:
             _message_columns(stash, self.nodes) if table == MESSAGES else _step_columns(stash, self.nodes)
         )
         schema = schema_for(table, self.nodes, self.server)
-        temporary = target.with_name(f".{target.name}.tmp")
-        try:
-            with temporary.open("wb") as file:  # a path such as exp:1/… would be taken for an address
+
+        def write(part: Path) -> None:
+            with part.open("wb") as file:  # a path such as exp:1/… would be taken for an address
                 pq.write_table(
                     pa.table([columns[name] for name in schema.names], schema=schema),
                     file,
@@ -276,11 +285,8 @@ class TraceWriter:
                     write_page_checksum=True,
                     write_statistics=[name for name in STATISTICS if name in columns],
                 )
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+
+        write_whole(target, write)
 
     def _continue_from(self, table: str, number: int | None) -> int:
         """Remove what comes after the first `number` chunks, newest first so that a kill leaves no gap."""
