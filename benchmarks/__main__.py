@@ -15,7 +15,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
     from benchmarks.events import event_driven, schedule_alone
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
-    from benchmarks.on_ray import many_actors, packed
+    from benchmarks.on_ray import many_actors, packed, traffic
     from benchmarks.servers import buffered, fedavg, fednest, tiny_rounds
     from benchmarks.sizes import sizes
     from benchmarks.tracing import trace
@@ -34,6 +34,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "sizes": sizes,
         "packed": packed,
         "actors": many_actors,
+        "traffic": traffic,
     }
 
 

@@ -1,5 +1,5 @@
 """The Ray backend against the local one, in steady state: packed into two actors, and one client in each of a
-hundred.
+hundred; and what goes over Ray in a step, by packing.
 """
 
 from __future__ import annotations
@@ -8,12 +8,18 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
 from asyncfed import Progress, Scenario, run
-from benchmarks.problems import reference
+from asyncfed.protocols import FedAvg, LocalSteps
+from benchmarks.problems import reference, reference_problem
 from benchmarks.table import Row
+from topologies import star, stochastic_directed
 
 
 def packed() -> list[Row]:
@@ -37,6 +43,64 @@ def many_actors() -> list[Row]:
         Row("100 actors: step", f"{ray * 1e3:.0f} ms"),
         Row("100 actors / local", f"{ray / local:.1f}", "≤ 15", ray / local <= 15),
     ]
+
+
+def traffic() -> list[Row]:
+    """Of 20 clients with 159,010 parameters (0.64 MB a payload), among peers and with a server."""
+    problem, steps, rows = reference_problem(20), 6, []
+    peers = reference(
+        steps, problem=problem, topology=stochastic_directed(20, probability=(0.4, 0.8), seed=1)
+    )
+    served = reference(steps, problem=problem, topology=star(20), protocol=FedAvg(steps, LocalSteps(0.05)))
+    for name, scenario in (("peers", peers), ("server", served)):
+        for clients in (1, 10, 20):
+            with tempfile.TemporaryDirectory() as directory, _counted() as counts:
+                run(scenario, backend="ray", clients_per_actor=clients, out=directory)
+            exchanges = steps - (name == "peers")  # in their first step peers have nothing to read
+            value = (
+                f"{counts.calls / steps:.0f} calls, {counts.put / exchanges / 1e6:.1f} MB put, "
+                f"{counts.read / exchanges / 1e6:.1f} MB read"
+            )
+            rows.append(Row(f"{name}, 20 clients, {clients} per actor: a step", value))
+    return rows
+
+
+@dataclass
+class _Counts:
+    calls: int = 0
+    put: int = 0  # bytes that actors put into object stores
+    read: int = 0  # bytes that actors take as arguments
+    sizes: dict[Any, int] = field(default_factory=dict)
+
+
+@contextmanager
+def _counted() -> Iterator[_Counts]:
+    """Count the calls of steps, and the objects that go in and out of them."""
+    import ray
+    from ray.actor import ActorMethod
+    from ray.experimental import get_object_locations
+
+    counts, plain = _Counts(), ActorMethod._remote
+
+    def size(reference: Any) -> int:
+        if reference not in counts.sizes:
+            ray.wait([reference], fetch_local=False)
+            counts.sizes[reference] = get_object_locations([reference])[reference]["object_size"] or 0
+            counts.put += counts.sizes[reference]
+        return counts.sizes[reference]
+
+    def counting(method: Any, args: Any = None, *rest: Any, **options: Any) -> Any:
+        made = plain(method, args, *rest, **options)
+        if method._method_name in ("run", "hand_over"):
+            counts.calls += 1
+            counts.read += sum(size(arg) for arg in args or () if isinstance(arg, ray.ObjectRef))
+        return made
+
+    ActorMethod._remote = counting
+    try:
+        yield counts
+    finally:
+        ActorMethod._remote = plain
 
 
 def _steady(scenario: Scenario, *, skip: int, **options: object) -> tuple[float, float, float]:

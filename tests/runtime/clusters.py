@@ -1,8 +1,8 @@
 """A Ray cluster of several nodes on this machine, for tests that kill some of them.
 
 Ray's own test utility keeps the nodes, in a process of its own (this file, run as a program), because the
-tests' process has a Ray already. They talk in lines of JSON; when the pipe closes, the cluster ends, so
-nothing outlives the tests, however these end. Everything the cluster starts carries the name of its directory
+tests' process has a Ray already. They talk in lines of JSON; when the pipe closes, the cluster ends, so no
+process outlives the tests, however these end. Everything the cluster starts carries the name of its directory
 in its environment: by that `Machines` finds what is left.
 
     with machines(3) as cluster:
@@ -31,6 +31,7 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 STORE = 80 * 2**20  # bytes of each node's object store; Ray takes no less than 75 MiB
+NOTICING = {"RAY_health_check_period_ms": "500"}  # a dead node is noticed after 3 s instead of 14
 LARGEST_SESSION = 50 * 2**20  # what a cluster may write: logs
 
 
@@ -90,6 +91,10 @@ class Machines:
         os.kill(self.all[number].pid, signal.SIGKILL)
         return self.all[number]
 
+    def number(self, node: str) -> int:
+        """Which machine that is: the start of Ray's round is not the same each time."""
+        return [machine.node for machine in self.all].index(node)
+
     def kill_gcs(self) -> None:
         """Of the head, the process that knows who is where."""
         os.kill(self.gcs, signal.SIGKILL)
@@ -146,7 +151,7 @@ def machines(count: int = 3, cpus: float = 1) -> Iterator[Machines]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.runtime.clusters", str(count), str(cpus), str(store)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
-        env={**os.environ, "RAY_TMPDIR": str(directory)},
+        env={**os.environ, **NOTICING, "RAY_TMPDIR": str(directory)},
     )  # fmt: skip
     cluster = Machines(process, directory, store)
     try:
