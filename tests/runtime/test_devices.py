@@ -24,10 +24,14 @@ from asyncfed.models import build_model, initial_parameters, outputs
 from asyncfed.problems import Derivatives, Problem, bilevel_quadratic
 from asyncfed.problems import replay as replay_module
 from asyncfed.protocols import CDBO, HGP, SGP, VRHGP, ClusteredFL, EstimateHypergradient, LocalSteps
+from asyncfed.protocols.at import At
+from asyncfed.protocols.part import Inbox, Step, Tensors
 from asyncfed.registry import registered
 from asyncfed.runtime import block
+from asyncfed.runtime.arrivals import with_arrivals
 from asyncfed.runtime.block import Observation
-from tests.apart import Apart, played
+from asyncfed.runtime.exchange import RowsFrom
+from tests.apart import Apart, Ranges, played
 from tests.data.test_shakespeare import play, written
 from tests.laws.changed import with_samples
 from tests.laws.examples import Case, cases, methods
@@ -172,6 +176,45 @@ def test_clusters_part_in_the_run_that_addresses_rows_to_them(tmp_path: Path) ->
     assert int(found.max()) > 0
 
 
+class OneByOne(SGP):
+    """Puts its sums together from single messages."""
+
+    each = ("z",)
+
+    def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
+        single = inbox.each("z")
+        like = inbox["z"]
+        weighed = torch.from_numpy(single.weights).to(like)[:, None] * single.values
+        rows = torch.from_numpy(single.rows).to(like.device)
+        if (at.steps > 0).all():  # order 4a keeps no residue: the sum is all there is
+            torch.testing.assert_close(torch.zeros_like(like).index_add_(0, rows, weighed), like)
+        return super().step(at, inbox, memory)
+
+
+@pytest.mark.parametrize("ranges", [((0, 4),), ((0, 2), (2, 4))], ids=["one actor", "two"])
+def test_single_messages_are_on_the_gpu(ranges: Ranges) -> None:
+    """In chunks of clients with equally many samples."""
+    scenario = Scenario(
+        _regression([3, 5, 3, 5]), fully_connected(4), OneByOne(3, 0.01, order="4a", batch=None), timing=_SLOW
+    )
+    here = played(scenario, Apart(scenario, ranges, "cpu"))[1]
+    with pretended_gpu():
+        there = played(scenario, Apart(scenario, ranges, "cuda"))[1]
+    _same(there, here)
+
+
+def test_rows_that_come_where_nothing_was_are_brought_to_the_gpu() -> None:
+    rows = RowsFrom(
+        0, np.array([0, 2]), np.array([0, 1]), np.array([1, 0]), np.array([0.5, 2.0]), np.array([3, 4])
+    )
+    parcel = {"z": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}
+    with pretended_gpu():
+        total = with_arrivals("z", None, (rows,), [parcel], 2, torch.device("cuda"))
+        assert total is not None
+        assert total.is_cuda
+    assert total.tolist() == [[1.5, 2.0], [2.0, 4.0]]
+
+
 def test_derivatives_are_recorded_and_run_again_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "_WORTH_IT", 2)
     problem = bilevel_quadratic(clients=3, dimension=4, noise=0.3, curved=True)
@@ -254,7 +297,7 @@ def test_a_run_goes_on_from_another_and_is_kept(tmp_path: Path) -> None:
     kept = load(tmp_path / "first").final
     _same(kept, first.final)
     with pretended_gpu():
-        initial = {name: kept[name].to("cuda") for name in ("inner", "outer", "omega")}
+        initial = kept | {"inner": kept["inner"].to("cuda")}
         there = run(_EQUAL, out=tmp_path / "gpu", device="auto", initial=initial, strict=True)
     assert there.manifest["placement"]["device"] == "cuda"
     _same(there.final, run(_EQUAL, out=tmp_path / "cpu", device="cpu", initial=kept).final)
