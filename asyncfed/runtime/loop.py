@@ -100,8 +100,9 @@ def _among_peers(method: Method, stage: Stage) -> Iterator[Tick | Evaluation]:
     for number, part in enumerate(parts):
         recovers = stage.scene.timing.running_sums
         talk = Conversation(
-            part.name, part.kind, part.steps, _bytes(part, stage), first_step, now, part=number,
-            conserves=part.conserves, recovers=part.conserves if recovers is None else recovers,
+            part.name, part.kind, part.steps, part.message_bytes(stage.scene.sizes, stage.itemsize),
+            first_step, now, part=number, conserves=part.conserves,
+            recovers=part.conserves if recovers is None else recovers,
             samples=part.samples_per_step(stage.scene.problem),
         )  # fmt: skip
         # Only the inner steps show p: where hypergradients travel, messages have other weights.
@@ -153,11 +154,6 @@ def _schedule(
     return iter(timing.among_peers(scene.network, mixing, stage.streams, talk, stage.recorder, every, tally))
 
 
-def _bytes(part: Part, stage: Stage) -> int:
-    lengths = part.carries(stage.scene.sizes)
-    return sum(length * (8 if name in part.exact else stage.itemsize) for name, length in lengths.items())
-
-
 def _peers_evaluation(
     part: Part,
     snapshot: Snapshot,
@@ -168,14 +164,13 @@ def _peers_evaluation(
     final: bool,
 ) -> Evaluation:
     parts = stage.backend.measure(snapshot, validation=outer_step is not None)
-    found = gathered(parts)
-    require_finite(found, snapshot.steps)
+    require_finite(parts, snapshot.steps)
     return Evaluation(
         phase=part.name,
         time=snapshot.time,
         steps=snapshot.steps,
         reports=reports,
-        **found,
+        **gathered(parts),
         consensus=_consensus(parts),
         final=final,
         outer_step=outer_step,
@@ -295,15 +290,15 @@ def _server_evaluation(
 ) -> Evaluation:
     reports = stage.backend.reports()  # first, for what went wrong in a round is told by whose it was
     snapshot = schedule.snapshot(final=final)
-    found = gathered(stage.backend.measure(snapshot, judging=method.judging))
-    require_finite(found, snapshot.steps)
+    parts = stage.backend.measure(snapshot, judging=method.judging)
+    require_finite(parts, snapshot.steps)
     return Evaluation(
         phase="server",
         time=snapshot.time,
         steps=snapshot.steps,
         rounds=snapshot.rounds,
         reports=reports,
-        **found,
+        **gathered(parts),
         consensus=None,
         final=final,
         outer_step=iteration,
@@ -330,20 +325,15 @@ def gathered(parts: list[Measurement]) -> dict[str, Any]:
     }
 
 
-def require_finite(found: dict[str, Any], steps: IntArray) -> None:
-    """That what was measured is finite, of every client with samples: the data are, so a model of which it is
-    not has diverged, be its own numbers finite or not.
+def require_finite(parts: list[Measurement], steps: IntArray) -> None:
+    """That what was measured is finite: the data are, so a model of which it is not has diverged, be its own
+    numbers finite or not.
     """
-    for split, sums, counts in (
-        ("", found["sums"], found["counts"]),
-        ("validation ", found["validation"], found["validation_counts"]),
-    ):
-        for name, values in sums.items():
-            wrong = np.flatnonzero(~np.isfinite(values) & (counts > 0))
-            if len(wrong):
-                at = int(wrong[0])
-                client = int(found["clients"][at])
-                raise DivergenceError(client, int(steps[at]), f"{split}{name}, as judged,", float(values[at]))
+    for part in parts:
+        if (wrong := part.not_finite()) is not None:
+            client = int(part.clients[wrong.place])
+            quantity = f"{wrong.quantity}, as judged,"
+            raise DivergenceError(client, int(steps[client]), quantity, wrong.value, cause=part.cause)
 
 
 def _consensus(parts: list[Measurement]) -> float:
