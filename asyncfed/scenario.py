@@ -20,6 +20,7 @@ from asyncfed.plain import plain_fields
 from asyncfed.problems import Derivatives, Problem
 from asyncfed.problems.checking import check_data, check_functions
 from asyncfed.protocols.part import Method, Scene, Sizes
+from asyncfed.protocols.saturation import warn_saturated
 from asyncfed.protocols.soundness import warn_unsound
 from asyncfed.registry import registered
 from asyncfed.rng import Streams
@@ -111,7 +112,9 @@ def check(scenario: Scenario) -> Scene:
         _require_outer(problem)
     method.check(scene)
     if not with_server:
-        warn_unsound(next(method.iterations(Streams(scenario.seed)), ()), scene)
+        parts = next(method.iterations(Streams(scenario.seed)), ())
+        warn_unsound(parts, scene)
+        warn_saturated(parts, scene, 8 if scenario.precision == "float64" else 4)
     return scene
 
 

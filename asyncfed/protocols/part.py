@@ -274,6 +274,11 @@ class Part(Act):
     def moves_by_weight(self) -> bool:
         return False
 
+    def message_bytes(self, sizes: Sizes, itemsize: int) -> int:
+        """Of what a message carries, where a number has so many bytes; doubles have eight."""
+        lengths = self.carries(sizes)
+        return sum(length * (8 if name in self.exact else itemsize) for name, length in lengths.items())
+
     def samples_per_step(self, problem: Problem) -> npt.NDArray[np.float64]:
         """Of each client: what its step takes as long as, where compute times are per sample."""
         sizes = problem.data.train.sizes

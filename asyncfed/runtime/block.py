@@ -224,7 +224,10 @@ class Block:
         judged = judging.judge(self._at(incoming.rows), inbox, memory)
         require_kind(judging, "judge", judged, Judged)
         require_rows(judging, "is judged by", vars(judged), len(incoming.rows), self._lengths)
-        return measured(self._derivatives, self.clients, self._data, judged, self._chunk, validation)
+        found = measured(self._derivatives, self.clients, self._data, judged, self._chunk, validation)
+        if (wrong := found.not_finite()) is not None:
+            found = replace(found, cause=judging.explain(inbox, wrong.place) or "")
+        return found
 
     def finish(self, incoming: Incoming, steps: IntArray, parcels: Sequence[Tensors] = ()) -> None:
         """Close the part: absorb what has arrived, compute once more where the part wants it, and store the

@@ -52,20 +52,15 @@ def gathered(parts: list[Measurement]) -> dict[str, Any]:
     }
 
 
-def require_finite(found: dict[str, Any], steps: IntArray) -> None:
-    """That what was measured is finite, of every client with samples: the data are, so a model of which it is
-    not has diverged, be its own numbers finite or not.
+def require_finite(parts: list[Measurement], steps: IntArray) -> None:
+    """That what was measured is finite: the data are, so a model of which it is not has diverged, be its own
+    numbers finite or not.
     """
-    for split, sums, counts in (
-        ("", found["sums"], found["counts"]),
-        ("validation ", found["validation"], found["validation_counts"]),
-    ):
-        for name, values in sums.items():
-            wrong = np.flatnonzero(~np.isfinite(values) & (counts > 0))
-            if len(wrong):
-                at = int(wrong[0])
-                client = int(found["clients"][at])
-                raise DivergenceError(client, int(steps[at]), f"{split}{name}, as judged,", float(values[at]))
+    for part in parts:
+        if (wrong := part.not_finite()) is not None:
+            client = int(part.clients[wrong.place])
+            quantity = f"{wrong.quantity}, as judged,"
+            raise DivergenceError(client, int(steps[client]), quantity, wrong.value, cause=part.cause)
 
 
 def consensus(parts: list[Measurement]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,14 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 
+class Wrong(NamedTuple):
+    """A sum that is not finite: of which of a block's clients."""
+
+    place: int
+    quantity: str
+    value: float
+
+
 @dataclass(frozen=True, eq=False)
 class Measurement:
     """What a block's clients are worth: sums and counts of every metric, and the pieces of their spread."""
@@ -28,6 +37,19 @@ class Measurement:
     spread: float  # Σ ‖x_i − centre‖²
     validation: dict[str, FloatArray]  # sums over validation samples, where asked for
     validation_counts: IntArray
+    cause: str = ""  # why the first that is not finite is not, where that is known
+
+    def not_finite(self) -> Wrong | None:
+        """The first sum that is not, of a client that has samples."""
+        for split, all_sums, counts in (
+            ("", self.sums, self.counts),
+            ("validation ", self.validation, self.validation_counts),
+        ):
+            for name, sums in all_sums.items():
+                wrong = np.flatnonzero(~np.isfinite(sums) & (counts > 0))
+                if len(wrong):
+                    return Wrong(int(wrong[0]), split + name, float(sums[wrong[0]]))
+        return None
 
 
 def measured(

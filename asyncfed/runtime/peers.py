@@ -73,8 +73,8 @@ class PeersLoop:
         stage = self._stage
         recovers = stage.scene.timing.running_sums
         talk = Conversation(
-            part.name, part.kind, part.steps, _bytes(part, stage), self._first_step, self._now,
-            part=self._number, conserves=part.conserves,
+            part.name, part.kind, part.steps, part.message_bytes(stage.scene.sizes, stage.itemsize),
+            self._first_step, self._now, part=self._number, conserves=part.conserves,
             recovers=part.conserves if recovers is None else recovers,
             samples=part.samples_per_step(stage.scene.problem),
         )  # fmt: skip
@@ -110,14 +110,13 @@ class PeersLoop:
         self, part: Part, snapshot: Snapshot, reports: dict[str, FloatArray], *, final: bool
     ) -> Evaluation:
         parts = self._stage.backend.measure(snapshot, validation=self._outer_step is not None)
-        found = gathered(parts)
-        require_finite(found, snapshot.steps)
+        require_finite(parts, snapshot.steps)
         return Evaluation(
             phase=part.name,
             time=snapshot.time,
             steps=snapshot.steps,
             reports=reports,
-            **found,
+            **gathered(parts),
             consensus=consensus(parts),
             final=final,
             outer_step=self._outer_step,
@@ -151,8 +150,3 @@ def _schedule(
         every = timing.snapshot_interval(max(1, part.steps), scene.network, talk.samples)
     mixing = part.mixing(scene, learned)
     return timing.among_peers(scene.network, mixing, stage.streams, talk, stage.recorder, every, tally)
-
-
-def _bytes(part: Part, stage: Stage) -> int:
-    lengths = part.carries(stage.scene.sizes)
-    return sum(length * (8 if name in part.exact else stage.itemsize) for name, length in lengths.items())

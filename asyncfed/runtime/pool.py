@@ -8,6 +8,7 @@ copied.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -15,8 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncfed.errors import RunError
 from asyncfed.network.serials import SerialTable
-from asyncfed.runtime.memory import lazy_zeros
+from asyncfed.runtime.memory import free_bytes, lazy_zeros
 from asyncfed.runtime.state import State, copied, of_arrays
 
 IntArray = npt.NDArray[np.int64]
@@ -124,13 +126,33 @@ class Pool:
         if self.size + new > self._capacity or self._adopted is not None:
             plenty = min(_ROOM * self._k, _ROOM_BYTES // max(1, row_bytes))
             self._capacity = max(self._capacity + self._capacity // 2, plenty, self.size + new)
-            for name, old in self.rows.items():
-                grown = self._zeros(self._capacity, old.shape[1], old.dtype)
-                grown[: self.size] = old[: self.size]
-                self.rows[name] = grown
+            for name in self.rows:
+                self.rows[name] = self._grown(self.rows[name])
         slots.extend(range(self.size, self.size + new))
         self.size += new
         return slots
+
+    def _grown(self, old: Tensor) -> Tensor:
+        """The same rows with room for more, as long as there is memory for both."""
+        used = old[: self.size]
+        free = free_bytes() if self._device.type == "cpu" else math.inf
+        if used.nbytes > free:
+            raise self._full(used.nbytes, f"{free / 2**20:,.0f} MiB are free")
+        try:
+            grown = self._zeros(self._capacity, old.shape[1], old.dtype)
+            grown[: self.size] = used
+        except (MemoryError, OSError, torch.OutOfMemoryError) as error:
+            raise self._full(used.nbytes, str(error) or "there are not so many") from error
+        return grown
+
+    def _full(self, wanted: int, why: str) -> RunError:
+        row_bytes = sum(value[:1].nbytes for value in self.rows.values())
+        return RunError(
+            f"memory is full of payloads that are under way: {self.alive:,} of {row_bytes:,} bytes each in "
+            f"one block, and {wanted / 2**20:,.0f} MiB are wanted to hold more ({why}). Where links are "
+            "offered more than they carry (the warnings of a run name them) there are ever more: give them "
+            "more bandwidth, let steps take longer or make fewer, set a horizon, or use a smaller model"
+        )
 
     def release(self, serials: IntArray) -> None:
         if not len(serials):

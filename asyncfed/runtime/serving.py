@@ -77,15 +77,15 @@ class ServerLoop:
         backend = self._stage.backend
         reports = backend.reports()  # first, for what went wrong in a round is told by whose it was
         snapshot = self._schedule.snapshot(final=final)
-        found = gathered(backend.measure(snapshot, judging=self._method.judging))
-        require_finite(found, snapshot.steps)
+        parts = backend.measure(snapshot, judging=self._method.judging)
+        require_finite(parts, snapshot.steps)
         return Evaluation(
             phase="server",
             time=snapshot.time,
             steps=snapshot.steps,
             rounds=snapshot.rounds,
             reports=reports,
-            **found,
+            **gathered(parts),
             consensus=None,
             final=final,
             outer_step=self._iteration,

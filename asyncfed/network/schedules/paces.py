@@ -128,9 +128,13 @@ class Paces:
         ends, number = self._start[going], self._next[going]
         if int((self._end - number).sum()) > _FORESEEN:
             return np.inf
-        for ahead in range(int((self._end - number).max(initial=0))):
-            more = number + ahead < self._end
-            ends[more] += self._takes(going[more], number[more] + ahead)
+        some = max(1, 65_536 // max(1, len(going)))  # steps of each at a time
+        for first in range(int(number.min(initial=self._end)), self._end, some):
+            steps = np.arange(first, min(first + some, self._end))
+            ahead = np.flatnonzero(steps >= number[:, None])
+            row = ahead // len(steps)
+            takes = self._takes(going[row], steps[ahead % len(steps)])
+            ends += np.bincount(row, takes, minlength=len(going))
         known = float(self.left[np.isfinite(self.left)].max(initial=self._begins))
         return max(known, float(ends.max(initial=known))) * (1 + 1e-6)  # for sums are rounded
 
