@@ -85,6 +85,25 @@ def test_two_runs_at_a_time_on_three_nodes_write_the_bytes_of_one_node(
     assert cluster.left_over() == []
 
 
+def test_a_node_that_is_lost_costs_some_steps_and_changes_nothing(
+    cluster: Machines, drivers: list[Driver], undisturbed: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    """Its actors find a place on the others, though these had given away all their cores; later it is back."""
+    drivers[0].begin("peers", tmp_path / "run", clients_per_actor=PACKED["peers"], checkpoint_every=2)
+    head = cluster.all[0].node
+    away = [actor.node for actor in cluster.actors() if actor.node != head]
+    lost = cluster.kill(cluster.number(away[0]))
+    drivers[0].go_on()
+    assert drivers[0].ended() == "complete"
+    assert files_of(tmp_path / "run") == undisturbed["peers"]
+    recoveries = load(tmp_path / "run").manifest["recoveries"]
+    assert len(recoveries) == 1
+    assert "clients" in recoveries[0]["lost"]
+    assert cluster.left_over() == []
+    cluster.all.remove(lost)
+    cluster.add()
+
+
 def test_an_interrupted_driver_leaves_no_actors_on_a_cluster_that_stays(
     cluster: Machines, drivers: list[Driver], tmp_path: Path
 ) -> None:
@@ -93,7 +112,7 @@ def test_an_interrupted_driver_leaves_no_actors_on_a_cluster_that_stays(
     assert len(cluster.actors()) == 3
     driver.go_on()
     driver.process.send_signal(signal.SIGINT)
-    assert driver.ended() == "KeyboardInterrupt"
+    assert driver.ended() == "RunStopped"
     assert cluster.left_over() == []
     assert load(tmp_path / "run").status == "interrupted"
 
