@@ -93,6 +93,7 @@ class Execution:
         self._steps_done = 0
         self._engine: Backend | None = None
         self._totals = Totals()
+        self._taken, self._stopped = 0, 0.0  # checkpoints, and for how long the mathematics waited
 
     def play(self, start: State | None = None) -> Result:
         """To the end, from the beginning or from a checkpoint."""
@@ -116,6 +117,7 @@ class Execution:
             self.manifest |= {
                 "wall_seconds": round(time.perf_counter() - self._started, 3),
                 "totals": self._totals._asdict(),
+                "checkpoints": {"taken": self._taken, "stopped_seconds": round(self._stopped, 3)},
             }
             self._say_how_it_ended(ended)
         self._checkpoints.clear()
@@ -225,6 +227,7 @@ class Execution:
                 began = time.perf_counter()
                 self._checkpoint(loop, writer, record, item, told)
                 due.taken(item, time.perf_counter() - began)
+                self._taken, self._stopped = self._taken + 1, self._stopped + time.perf_counter() - began
             if stop.signal is not None and (item.rests or stop.impatient):
                 raise RunStopped(stop.signal)
             self._tell(item, told.loss, writer.totals)

@@ -1,4 +1,7 @@
-"""`make bench`: every figure in one run, as a table. `python -m benchmarks NAME …` runs some of them."""
+"""`make bench`: every figure in one run, as a table. `python -m benchmarks NAME …` runs some of them.
+
+Those that kill are long, and run by name only: `python -m benchmarks kills`, `kills:20` for so many.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from benchmarks.table import Row
 
 
 def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
+    from benchmarks.durability import checkpoints
     from benchmarks.events import event_driven, schedule_alone
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
@@ -34,12 +38,29 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "sizes": sizes,
         "packed": packed,
         "actors": many_actors,
+        "checkpoints": checkpoints,
         "traffic": traffic,
     }
 
 
+def _long() -> dict[str, Callable[..., list[Row]]]:
+    from benchmarks.durability import kills
+
+    return {"kills": kills}
+
+
+def _counted(name: str) -> tuple[str, list[int]]:
+    """ "kills:20" is twenty of them."""
+    what, _, count = name.partition(":")
+    return what, [int(count)] if count.isdecimal() else []
+
+
 def main(names: list[str]) -> int:
-    benchmarks = _benchmarks()
+    benchmarks: dict[str, Callable[..., list[Row]]] = dict(_benchmarks())
+    usual = list(benchmarks)
+    benchmarks |= _long()
+    wanted = [_counted(name) for name in names or usual]
+    names = [name for name, _ in wanted]
     unknown = [name for name in names if name not in benchmarks]
     if unknown:
         print(f"unknown benchmark {unknown[0]!r}; there are {', '.join(benchmarks)}", file=sys.stderr)
@@ -47,9 +68,9 @@ def main(names: list[str]) -> int:
     console = Console(width=110)
     table = Table("benchmark", "measured", "target", "", title="asyncfed benchmarks")
     missed = 0
-    for name in names or benchmarks:
+    for name, count in wanted:
         console.print(f"running {name} …")
-        for row in benchmarks[name]():
+        for row in benchmarks[name](*count):
             missed += row.met is False
             table.add_row(row.what, row.value, row.target, {True: "met", False: "MISSED", None: ""}[row.met])
         table.add_section()

@@ -1,0 +1,83 @@
+"""What checkpoints cost, how soon a resumed run goes on, and (on demand) hundreds of kills."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncfed import Progress, Scenario, resume, run
+from asyncfed.problems import quadratic
+from asyncfed.protocols import SGP
+from benchmarks.problems import NEVER, reference
+from benchmarks.table import Row
+from topologies import random_graph
+
+
+class _Enough(BaseException):
+    """Ends a run."""
+
+
+class _Until:
+    """Ends a run when a share of its steps is done, or (with no share) at its first tick; says when."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        self._share = share
+        self.at = 0.0
+
+    def __call__(self, now: Progress) -> None:
+        if now.fraction >= self._share:
+            self.at = time.perf_counter()
+            raise _Enough
+
+
+def checkpoints() -> list[Row]:
+    """100 clients of 159,010 parameters; and a run of a million client steps, stopped at 90% and resumed."""
+    with _folder() as folder:
+        whole = run(reference(steps=60), out=folder / "large", checkpoint_every=10)
+        taken = whole.manifest["checkpoints"]
+        stopped = taken["stopped_seconds"] / taken["taken"]
+        scenario = Scenario(
+            quadratic(clients=100, dimension=2), random_graph(100, 10, seed=1), SGP(10_000, 0.01),
+            evaluate_every=NEVER,
+        )  # fmt: skip
+        with contextlib.suppress(_Enough):
+            run(scenario, out=folder / "long", checkpoint_every=500, progress=_Until(0.9))
+        first = _Until()
+        began = time.perf_counter()
+        with contextlib.suppress(_Enough):
+            resume(folder / "long", progress=first)
+        waited = first.at - began
+    return [
+        Row("checkpoint, MLP, n=100: mathematics stopped", f"{stopped:.3f} s", "≤ 0.3 s", stopped <= 0.3),
+        Row("resume at 90% of 10⁶ client steps: first step after", f"{waited:.2f} s", "≤ 10 s", waited <= 10),
+    ]
+
+
+def kills(count: int = 200, seed: int = 0) -> list[Row]:
+    """The driver, at random instants, over all kinds in turn."""
+    from benchmarks.kills import KINDS, Undisturbed, killed_driver
+
+    chance, killed, wrong = random.Random(seed), 0, list[str]()
+    with _folder() as folder:
+        whole = Undisturbed(folder)
+        turn = 0
+        while killed < count:
+            story = killed_driver(KINDS[turn % len(KINDS)], whole, folder, chance)
+            turn, killed = turn + 1, killed + story.kills
+            print(f"{killed:4d} kills  {story.kind}: {story.wrong or 'the same'}", flush=True)
+            if story.wrong:
+                wrong.append(story.kind)
+    said = f"{killed} kills, {turn} runs, {turn - len(wrong)} of them the same bytes"
+    return [Row("the driver killed", said, "all", not wrong)]
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """In memory where that can be had, so that a slow disk is not measured."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
+        yield Path(name)
