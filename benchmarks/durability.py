@@ -75,6 +75,59 @@ def kills(count: int = 200, seed: int = 0) -> list[Row]:
     return [Row("the driver killed", said, "all", not wrong)]
 
 
+def actor_kills(count: int = 50, seed: int = 0) -> list[Row]:
+    """Actors of this machine's Ray, at random ticks."""
+    from benchmarks.kills import KINDS, files_of, killed_actors
+
+    chance, killed, wrong, turn = random.Random(seed), 0, list[str](), 0
+    kinds = [kind for kind in KINDS if "Ray" in kind.name]
+    with _folder() as folder:
+        expected = {}
+        for kind in kinds:
+            kind.start(folder / kind.name)
+            expected[kind.name] = files_of(folder / kind.name)
+        while killed < count:
+            kind = kinds[turn % len(kinds)]
+            story = killed_actors(kind, expected[kind.name], folder, chance)
+            turn, killed = turn + 1, killed + story.kills
+            print(f"{killed:4d} kills  {story.kind}: {story.wrong or 'the same'}", flush=True)
+            if story.wrong:
+                wrong.append(story.kind)
+    said = f"{killed} kills, {turn} runs, {turn - len(wrong)} of them the same bytes"
+    return [Row("actors killed", said, "all", not wrong)]
+
+
+def node_kills(count: int = 10) -> list[Row]:
+    """Nodes of a cluster of three, in the middle of a run; each comes back afterwards."""
+    from benchmarks.kills import difference, files_of
+    from tests.runtime.clusters import machines
+    from tests.runtime.drivers import Driver
+
+    same = 0
+    with (
+        _folder() as folder,
+        machines(3, cpus=2) as cluster,
+        Driver(cluster.address, cluster.environment) as driver,
+    ):
+        for number in range(count + 1):
+            out = folder / f"run {number}"
+            driver.begin("peers", out, clients_per_actor=2, checkpoint_every=2)
+            lost = None
+            if number:  # the first is undisturbed
+                away = [one.node for one in cluster.actors() if one.node != cluster.all[0].node]
+                lost = cluster.kill(cluster.number(away[number % len(away)]))
+            driver.go_on()
+            ended = driver.ended()
+            wrong = difference(files_of(folder / "run 0"), files_of(out))
+            left = cluster.left_over()
+            if lost is not None:
+                same += ended == "complete" and not wrong and not left
+                print(f"{number:4d} nodes  {ended} {wrong or 'the same'}", flush=True)
+                cluster.all.remove(lost)
+                cluster.add()
+    return [Row("nodes killed", f"{count} kills, {same} runs the same bytes", "all", same == count)]
+
+
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """In memory where that can be had, so that a slow disk is not measured."""

@@ -7,18 +7,22 @@ what is left is read, resumed, killed again now and then, and compared file by f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from asyncfed import Scenario, VirtualTime, load, resume, run
+import psutil
+
+from asyncfed import Progress, RecoveredWarning, Scenario, VirtualTime, load, resume, run
 from asyncfed.network import DrawnPresence
 from asyncfed.problems import bilevel_quadratic, classification, quadratic
 from asyncfed.protocols import (
@@ -169,6 +173,56 @@ def killed_driver(kind: Kind, whole: Undisturbed, folder: Path, chance: random.R
 def _gone_on_with(out: Path) -> None:
     load(out).trace.edges()  # what a kill left can be read
     resume(out)
+
+
+# --- killing actors --------------------------------------------------------------------------------------
+
+
+class ActorKiller:
+    """Kills one of this process's actors at some ticks of a run."""
+
+    def __init__(self, at: list[int], chance: random.Random) -> None:
+        self._at, self._chance, self._ticks = sorted(at), chance, 0
+        self.killed = 0
+
+    def __call__(self, now: Progress) -> None:
+        self._ticks += 1
+        if self._at and self._ticks >= self._at[0]:
+            self._at.pop(0)
+            os.kill(self._chance.choice(sorted(actors())), signal.SIGKILL)
+            self.killed += 1
+
+
+def actors() -> list[int]:
+    """The processes of this process's actors."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if (process.cmdline() or [""])[0].startswith("ray::_Node"):
+                found.append(process.pid)
+    return found
+
+
+def actors_left() -> list[int]:
+    """Those that are still there; killed ones take a moment to be gone."""
+    for _ in range(100):
+        if not (found := actors()):
+            return []
+        time.sleep(0.1)
+    return found
+
+
+def killed_actors(kind: Kind, expected: dict[str, bytes], folder: Path, chance: random.Random) -> Story:
+    """Kill two actors of a run at random ticks; it goes on by itself."""
+    out = folder / "run"
+    shutil.rmtree(out, ignore_errors=True)
+    killer = ActorKiller([chance.randint(1, 80), chance.randint(1, 80)], chance)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RecoveredWarning)
+        kind.start(out, progress=killer)
+    wrong = difference(expected, files_of(out))
+    left = actors_left()
+    return Story(kind.name, killer.killed, wrong or (f"{len(left)} actors are left" if left else ""))
 
 
 # --- processes -------------------------------------------------------------------------------------------

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from asyncfed import (
     ActorLostError,
-    Progress,
     RecoveredWarning,
     Scenario,
     VirtualTime,
@@ -25,6 +20,7 @@ from asyncfed import (
 )
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP, FedAvg, LocalSteps
+from benchmarks.kills import ActorKiller, actors_left
 from tests.helpers import files_of
 from topologies import star, stochastic_directed
 
@@ -43,39 +39,11 @@ def scenario(kind: str) -> Scenario:
     )
 
 
-class Killer:
-    """Kills one of this process's actors now and then."""
-
-    def __init__(self, at: list[int], seed: str) -> None:
-        self._at, self._chance, self._ticks = at, random.Random(seed), 0
-        self.killed = 0
-
-    def __call__(self, now: Progress) -> None:
-        self._ticks += 1
-        if self._at and self._ticks >= self._at[0]:
-            self._at.pop(0)
-            victims = sorted(actors())
-            os.kill(self._chance.choice(victims), signal.SIGKILL)
-            self.killed += 1
-
-
-def actors() -> list[int]:
-    """The processes of this process's actors."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if (process.cmdline() or [""])[0].startswith("ray::_Node"):
-                found.append(process.pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
 @pytest.mark.parametrize("kind", ["lockstep", "virtual", "server"])
 def test_a_run_whose_actors_are_killed_goes_on_by_itself_to_the_same_bytes(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"backend": "ray", "clients_per_actor": 2, "save_final": True}
     whole = run(scenario(kind), out=tmp_path / "whole", checkpoint_every=None, **options)
-    killer = Killer([8, 30], kind)
+    killer = ActorKiller([8, 30], random.Random(kind))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         result = run(scenario(kind), out=tmp_path / "run", checkpoint_every=5, progress=killer, **options)
@@ -90,16 +58,7 @@ def test_a_run_whose_actors_are_killed_goes_on_by_itself_to_the_same_bytes(kind:
     told = [str(one.message) for one in said if issubclass(one.category, RecoveredWarning)]
     assert len(told) == len(recoveries)
     assert "goes on from" in told[0]
-    assert not left()
-
-
-def left() -> list[int]:
-    """Actors that are still there; killed ones take a moment to be gone."""
-    for _ in range(100):
-        if not (found := actors()):
-            return []
-        time.sleep(0.1)
-    return found
+    assert not actors_left()
 
 
 def test_without_recoveries_a_dead_actor_ends_the_run_and_resume_goes_on(tmp_path: Path) -> None:
@@ -108,7 +67,7 @@ def test_without_recoveries_a_dead_actor_ends_the_run_and_resume_goes_on(tmp_pat
     with pytest.raises(ActorLostError, match="asyncfed resume"):
         run(
             scenario("virtual"), out=tmp_path / "run", checkpoint_every=5, max_recoveries=0,
-            progress=Killer([20], "once"), **options,
+            progress=ActorKiller([20], random.Random(1)), **options,
         )  # fmt: skip
     assert load(tmp_path / "run").status == "failed"
     assert files_of(resume(tmp_path / "run").path) == files_of(whole.path)
