@@ -1,8 +1,7 @@
 """`make bench`: every figure in one run, as a table. `python -m benchmarks NAME …` runs some of them.
 
 Those that kill are long, and run by name only: `python -m benchmarks kills actor_kills node_kills`, or
-`kills:20`
-for so many.
+`kills:20` for so many.
 """
 
 from __future__ import annotations
