@@ -112,18 +112,20 @@ class Execution:
             ended |= {"error": str(problem), "kind": type(problem).__name__}
             raise
         finally:
-            if self._engine is not None:
-                self._engine.close()
-            self.manifest |= {
-                "wall_seconds": round(time.perf_counter() - self._started, 3),
-                "totals": self._totals._asdict(),
-                "checkpoints": {"taken": self._taken, "stopped_seconds": round(self._stopped, 3)},
-            }
-            self._say_how_it_ended(ended)
+            try:
+                if self._engine is not None:
+                    self._engine.close()
+            finally:
+                self._say_how_it_ended(ended)
         self._checkpoints.clear()
         return Result(self.directory, final)
 
     def _say_how_it_ended(self, ended: dict[str, Any]) -> None:
+        self.manifest |= {
+            "wall_seconds": round(time.perf_counter() - self._started, 3),
+            "totals": self._totals._asdict(),
+            "checkpoints": {"taken": self._taken, "stopped_seconds": round(self._stopped, 3)},
+        }
         try:
             self.directory.write_manifest(**ended, **self.manifest)
         except Exception:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import tempfile
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from asyncfed import Progress, Scenario, resume, run
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP
+from benchmarks.kills import Story
 from benchmarks.problems import NEVER, reference
 from benchmarks.table import Row
 from topologies import random_graph
@@ -61,40 +63,36 @@ def kills(count: int = 200, seed: int = 0) -> list[Row]:
     """The driver, at random instants, over all kinds in turn."""
     from benchmarks.kills import KINDS, Undisturbed, killed_driver
 
-    chance, killed, wrong = random.Random(seed), 0, list[str]()
+    chance = random.Random(seed)
     with _folder() as folder:
         whole = Undisturbed(folder)
-        turn = 0
-        while killed < count:
-            story = killed_driver(KINDS[turn % len(KINDS)], whole, folder, chance)
-            turn, killed = turn + 1, killed + story.kills
-            print(f"{killed:4d} kills  {story.kind}: {story.wrong or 'the same'}", flush=True)
-            if story.wrong:
-                wrong.append(story.kind)
-    said = f"{killed} kills, {turn} runs, {turn - len(wrong)} of them the same bytes"
-    return [Row("the driver killed", said, "all", not wrong)]
+        stories = (killed_driver(kind, whole, folder, chance) for kind in itertools.cycle(KINDS))
+        return [_told("the driver killed", stories, count)]
 
 
 def actor_kills(count: int = 50, seed: int = 0) -> list[Row]:
     """Actors of this machine's Ray, at random ticks."""
     from benchmarks.kills import KINDS, files_of, killed_actors
 
-    chance, killed, wrong, turn = random.Random(seed), 0, list[str](), 0
+    chance, expected = random.Random(seed), {}
     kinds = [kind for kind in KINDS if "Ray" in kind.name]
     with _folder() as folder:
-        expected = {}
         for kind in kinds:
             kind.start(folder / kind.name)
             expected[kind.name] = files_of(folder / kind.name)
-        while killed < count:
-            kind = kinds[turn % len(kinds)]
-            story = killed_actors(kind, expected[kind.name], folder, chance)
-            turn, killed = turn + 1, killed + story.kills
-            print(f"{killed:4d} kills  {story.kind}: {story.wrong or 'the same'}", flush=True)
-            if story.wrong:
-                wrong.append(story.kind)
-    said = f"{killed} kills, {turn} runs, {turn - len(wrong)} of them the same bytes"
-    return [Row("actors killed", said, "all", not wrong)]
+        cycle = itertools.cycle(kinds)
+        stories = (killed_actors(kind, expected[kind.name], folder, chance) for kind in cycle)
+        return [_told("actors killed", stories, count)]
+
+
+def _told(what: str, stories: Iterator[Story], count: int) -> Row:
+    """Stories until so many were killed."""
+    killed = runs = same = 0
+    while killed < count:
+        story = next(stories)
+        killed, runs, same = killed + story.kills, runs + 1, same + (not story.wrong)
+        print(f"{killed:4d} kills  {story.kind}: {story.wrong or 'the same'}", flush=True)
+    return Row(what, f"{killed} kills, {runs} runs, {same} of them the same bytes", "all", same == runs)
 
 
 def node_kills(count: int = 10) -> list[Row]:
