@@ -88,7 +88,7 @@ def test_two_runs_at_a_time_on_three_nodes_write_the_bytes_of_one_node(
 def test_a_node_that_is_lost_costs_some_steps_and_changes_nothing(
     cluster: Machines, drivers: list[Driver], undisturbed: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    """Its actors find a place on the others, though these had given away all their cores; later it is back."""
+    """Its actors find a place on the others, though these gave away all their cores; later it is back."""
     drivers[0].begin("peers", tmp_path / "run", clients_per_actor=PACKED["peers"], checkpoint_every=2)
     head = cluster.all[0].node
     away = [actor.node for actor in cluster.actors() if actor.node != head]
