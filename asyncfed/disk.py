@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from asyncfed.errors import StorageError
 
 
@@ -41,8 +43,9 @@ def storing(where: Path) -> Iterator[None]:
     """A disk that is full, read-only or gone ends a run with words that say so."""
     try:
         yield
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # who writes tensors has errors of its own
+        why = getattr(error, "strerror", None) or error
         raise StorageError(
-            f"cannot write to {where}: {error.strerror or error}; what was recorded before stays readable. "
+            f"cannot write to {where}: {why}; what was recorded before stays readable. "
             "Make room, or the directory writable again, and go on with `asyncfed resume`"
         ) from error

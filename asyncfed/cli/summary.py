@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from asyncfed.cli.tables import duration
 from asyncfed.errors import TraceError
+from asyncfed.runner import resumable
+from asyncfed.runtime.lock import at_work
 
 if TYPE_CHECKING:
     from asyncfed.result import Result
@@ -16,13 +19,16 @@ _ENDINGS = {
     "complete": "complete",
     "interrupted": "interrupted: a partial run, readable up to its last evaluation",
     "failed": "failed: a partial run, readable up to its last evaluation",
-    "running": "running, or killed before it could say so: a partial run",
+    "running": "running: a partial run, readable up to its last evaluation",
 }
+_KILLED = "killed before it could say so: a partial run, readable up to its last evaluation"
 
 
 def describe(result: Result) -> dict[str, str]:
     """A few lines: scenario, network, method, where, how it ended."""
     manifest, data = result.manifest, result.scenario_data
+    working = at_work(result.path)
+    killed = result.status == "running" and not working
     placement, versions = manifest.get("placement"), _mapping(data.get("versions"))
     pairs = {
         "run": str(result.path),
@@ -35,8 +41,10 @@ def describe(result: Result) -> dict[str, str]:
         "precision": _value(data.get("precision")),
         "placement": _placement(placement) if placement else "nowhere yet",
         "versions": ", ".join(f"{name} {_value(number)}" for name, number in versions.items()),
-        "status": _ENDINGS.get(result.status, result.status),
+        "status": _KILLED if killed else _ENDINGS.get(result.status, result.status),
     }
+    if not working and resumable(result.path):
+        pairs["go on with"] = f"asyncfed resume {shlex.quote(str(result.path))}"
     if result.warnings:
         pairs["warned of"] = "\n".join(result.warnings)
     if "error" in manifest:

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from asyncfed.disk import synced, write_whole
+from asyncfed.disk import storing, synced, write_whole
 from asyncfed.errors import TraceError
 from asyncfed.reading import open_regular, parsed
 from asyncfed.recall import Saved
@@ -38,16 +38,17 @@ class Checkpoints:
 
     def write(self, state: State) -> None:
         """Another one; older ones than the last two go."""
-        self._folder.mkdir(exist_ok=True)
-        there = self._files()
-        number = int(there[-1].stem) + 1 if there else 1
-        target = self._folder / f"{number:08d}.safetensors"
         facts = json.dumps(state.facts, ensure_ascii=False, allow_nan=False)
         marks = {"format": FORMAT, "version": VERSION, "facts": facts}
-        write_whole(target, lambda part: save_file(state.tensors, part, marks), sync=True)
-        synced(self._folder)
-        for old in [*there, target][:-_KEPT]:
-            old.unlink(missing_ok=True)
+        with storing(self._folder):
+            self._folder.mkdir(exist_ok=True)
+            there = self._files()
+            number = int(there[-1].stem) + 1 if there else 1
+            target = self._folder / f"{number:08d}.safetensors"
+            write_whole(target, lambda part: save_file(state.tensors, part, marks), sync=True)
+            synced(self._folder)
+            for old in [*there, target][:-_KEPT]:
+                old.unlink(missing_ok=True)
 
     def newest(self) -> State | None:
         """The newest that can be read; None where there is none."""
@@ -65,8 +66,9 @@ class Checkpoints:
         """The run is complete: nobody needs them any more."""
         if self._folder.is_symlink() or not self._folder.is_dir():
             return
-        for path in (*self._files(), *self._folder.glob(".*.safetensors.part")):
-            path.unlink()
+        with storing(self._folder):
+            for path in (*self._files(), *self._folder.glob(".*.safetensors.part")):
+                path.unlink()
         with contextlib.suppress(OSError):  # somebody else's files stay
             self._folder.rmdir()
 

@@ -84,7 +84,8 @@ class TraceWriter:
         self._unsynced: list[Path] = []  # chunks that a power failure may take
         self._counted = 0
         self._closed = False
-        self.directory.mkdir(parents=True, exist_ok=True)
+        with storing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
         place = None if continues is None else continues.plain
         self._next = {
             table: self._continue_from(table, None if place is None else int(place["chunks"][table]))
@@ -263,8 +264,8 @@ class TraceWriter:
         chunk = chunk_path(self.directory, table, number)
         with storing(self.directory):
             self._write_rows(table, stash, chunk)
-        self._unsynced.append(chunk)
-        tail_path(self.directory, table, number).unlink(missing_ok=True)
+            self._unsynced.append(chunk)
+            tail_path(self.directory, table, number).unlink(missing_ok=True)
 
     def _write_rows(self, table: str, stash: _Stash, target: Path) -> None:
         columns = (
@@ -302,17 +303,19 @@ class TraceWriter:
                 f"{self.directory} holds {len(present)} {table} chunks but the checkpoint counts {keep}; "
                 "the run cannot be resumed, start it anew"
             )
-        for path in (*tails, *reversed(present[keep:])):
-            path.unlink()
+        with storing(self.directory):
+            for path in (*tails, *reversed(present[keep:])):
+                path.unlink()
         return keep
 
 
 def clear(directory: Path) -> None:
     """Remove the trace in a directory, newest chunks first so that a kill leaves no gap; other files stay."""
     if directory.is_dir():
-        for table in (MESSAGES, STEPS):
-            for path in (*tail_files(directory, table), *reversed(chunk_files(directory, table))):
-                path.unlink()
+        with storing(directory):
+            for table in (MESSAGES, STEPS):
+                for path in (*tail_files(directory, table), *reversed(chunk_files(directory, table))):
+                    path.unlink()
 
 
 _MESSAGE_NUMBERS = (

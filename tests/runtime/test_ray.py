@@ -17,7 +17,16 @@ import psutil
 import pytest
 import torch
 
-from asyncfed import ActorLostError, DivergenceError, Result, Scenario, VirtualTime, load, run
+from asyncfed import (
+    ActorLostError,
+    DivergenceError,
+    RecoveredWarning,
+    Result,
+    Scenario,
+    VirtualTime,
+    load,
+    run,
+)
 from asyncfed.network import Given
 from asyncfed.problems import classification, quadratic
 from asyncfed.protocols import SGP, FedAvg, LocalSteps, Scaffold, Server
@@ -222,11 +231,19 @@ def test_a_killed_actor_ends_the_run_with_a_readable_partial_run(
         protocol=deadly(whose),
         evaluate_every=5,
     )
-    with pytest.raises(ActorLostError, match=f"the actor of {named} died"):
-        run(scenario, backend="ray", clients_per_actor=2, out=tmp_path / "run")
+    options: dict[str, Any] = {"backend": "ray", "clients_per_actor": 2, "max_recoveries": 1}
+    with (
+        pytest.raises(ActorLostError, match=f"the actor of {named} died"),
+        pytest.warns(RecoveredWarning, match=f"lost: {named}.* goes on from the beginning"),
+    ):
+        run(scenario, out=tmp_path / "run", **options)
     partial = load(tmp_path / "run")
     assert partial.status == "failed"
     assert "died" in partial.manifest["error"]
+    (recovery,) = partial.manifest["recoveries"]
+    assert named in recovery["lost"]
+    assert f"the actor of {named} died" in recovery["error"]
+    assert recovery["steps_repeated"] > 0
     assert partial.metrics["step"].iloc[-1] == 40
     assert len(partial.trace) > 0
     assert living() == 0
