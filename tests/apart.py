@@ -5,7 +5,9 @@ parcels. So what an actor does can be looked at in this process, on a device tha
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,20 +50,34 @@ class Apart:
         self._clients = len(ranges)
         dtype = torch.float64 if scenario.precision == "float64" else torch.float32
         common = {"n": n, "initial": {}, "seed": scenario.seed, "dtype": dtype, "threads": 1}
-        attended = signal.getsignal(signal.SIGINT)
-        self.nodes: list[Any] = []
+        self._made: list[Callable[[], _Node]] = []
         for first, last in ranges:
             some = np.arange(first, last, dtype=np.int64)
             mine = replace(problem, data=problem.data.select(some))
-            self.nodes.append(_Node(mine, some, device=device, server=False, **common))
+            self._made.append(partial(_Node, mine, some, device=device, server=False, **common))
         if self._server:
-            node = np.array([n], dtype=np.int64)
-            self.nodes.append(_Node(without_data(problem), node, device="cpu", server=True, **common))
-        signal.signal(signal.SIGINT, attended)  # an actor leaves it to the driver, which is here
+            node, empty = np.array([n], dtype=np.int64), without_data(problem)
+            self._made.append(partial(_Node, empty, node, device="cpu", server=True, **common))
+        self.nodes = self._new_nodes()
+        self.replaced = 0
         self._objects: dict[int, Any] = {}
         self._reports: list[Reports] = []
         self._standing: Reports = {}
         self._open: Part | None = None
+
+    def _new_nodes(self) -> list[Any]:
+        attended = signal.getsignal(signal.SIGINT)
+        nodes = [make() for make in self._made]
+        signal.signal(signal.SIGINT, attended)  # an actor leaves it to the driver, which is here
+        return nodes
+
+    def replace_nodes(self) -> None:
+        """Others take the place of all nodes, with what a checkpoint holds of these."""
+        states = [node.state() for node in self.nodes]
+        self.nodes = self._new_nodes()
+        for place, (node, (arrays, facts)) in enumerate(zip(self.nodes, states, strict=True)):
+            node.restore(_stored(arrays), facts, self._open if place < self._clients else None)
+        self.replaced += 1
 
     def begin(self, part: Part, first_step: int) -> None:
         self._exchange.reset()
@@ -148,8 +164,12 @@ def _stored(arrays: Arrays | None) -> Arrays | None:
     return stored
 
 
-def played(scenario: Scenario, backend: Any) -> tuple[list[Evaluation], Tensors]:
-    """A scenario to its end on a backend: what was judged, and the variables that it ended with."""
+def played(
+    scenario: Scenario, backend: Any, at_rest: Callable[[], None] | None = None
+) -> tuple[list[Evaluation], Tensors]:
+    """A scenario to its end on a backend: what was judged, and the variables that it ended with. `at_rest` is
+    called wherever a checkpoint could be taken.
+    """
     stage = Stage(
         scene=check(scenario),
         streams=Streams(scenario.seed),
@@ -159,5 +179,10 @@ def played(scenario: Scenario, backend: Any) -> tuple[list[Evaluation], Tensors]
         evaluate_every=scenario.evaluate_every,
         enough=lambda item: False,
     )
-    judged = [item for item in execute(scenario.protocol, stage) if isinstance(item, Evaluation)]
+    judged = []
+    for item in execute(scenario.protocol, stage):
+        if isinstance(item, Evaluation):
+            judged.append(item)
+        elif item.rests and at_rest is not None:
+            at_rest()
     return judged, backend.final()

@@ -5,9 +5,11 @@ There need not be a GPU: see tests/pretended.py, and docs/gpu.md for what this c
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 from inspect import signature
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncfed import Result, Scenario, VirtualTime, load, run
+from asyncfed import Progress, Result, Scenario, VirtualTime, load, resume, run
 from asyncfed.data import client_data_from_lists
 from asyncfed.errors import DivergenceError
 from asyncfed.estimation import hypergradient
@@ -35,6 +37,7 @@ from tests.apart import Apart, Ranges, played
 from tests.data.test_shakespeare import play, written
 from tests.laws.changed import with_method, with_samples
 from tests.laws.examples import Case, cases, methods
+from tests.laws.test_resumed import Killed
 from tests.pretended import pretended_gpu
 from topologies import fully_connected, ring, star, stochastic_directed
 
@@ -108,15 +111,17 @@ def _unequal(scenario: Scenario) -> Scenario:
 @pytest.mark.parametrize("case", _first_of_each(), ids=lambda case: case.name)
 def test_in_actors_with_gpus_a_method_does_the_same(case: Case) -> None:
     """As on Ray: what travels comes in arrays of the CPU, and the server is there too. Clients that share an
-    actor have unequal data.
+    actor have unequal data. Wherever a checkpoint could be taken, the actors with GPUs are replaced by it.
     """
     scenario = _unequal(_scenario(case, "float64"))
     judged, here = played(scenario, Apart(scenario, TOGETHER, "cpu"))
     with pretended_gpu():
         backend = Apart(scenario, TOGETHER, "cuda")
-        again, there = played(scenario, backend)
+        again, there = played(scenario, backend, at_rest=backend.replace_nodes)
+        assert backend.replaced
         for node in backend.nodes[: len(TOGETHER)]:
             assert all(value.is_cuda for value in node._block.store.values())
+            assert not any(value.is_cuda for value in node._block.state().tensors.values())
     _same(there, here)
     for mine, other in zip(again, judged, strict=True):
         assert mine.sums.keys() == other.sums.keys()
@@ -292,16 +297,39 @@ def test_a_network_with_convolutions_is_computed_on_a_gpu_as_on_the_cpu(spec: st
 
 @pytest.mark.parametrize("case", _first_of_each(), ids=lambda case: case.name)
 def test_a_run_that_diverges_on_a_gpu_says_what_it_says_on_the_cpu(case: Case, tmp_path: Path) -> None:
-    def spoilt(samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(tensor.fill_(torch.nan) for tensor in samples)
+    def huge(samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(tensor.fill_(1e200) for tensor in samples)
 
-    scenario = with_samples(case.scenario, 1, spoilt)
+    scenario = with_samples(case.scenario, 1, huge)
     said = []
     for device, machine in (("cpu", nullcontext()), ("cuda", pretended_gpu())):
         with machine, pytest.raises(DivergenceError) as caught:
             run(scenario, out=tmp_path / device, device=device)
         said.append(str(caught.value))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", ["a recorded gradient", "unequal data", "rows addressed to clients"])
+def test_a_run_that_was_stopped_is_resumed_on_a_gpu(name: str, tmp_path: Path) -> None:
+    scenario, stopped = RARE[name], tmp_path / "gpu"
+    ticks = count(1)
+
+    def stop(now: Progress) -> None:
+        """When there is a checkpoint: another thread writes it, and by the third tick has begun to."""
+        patience = time.monotonic() + (10 if next(ticks) >= 3 else 0)
+        while not list(stopped.glob("checkpoints/*.safetensors")):
+            if time.monotonic() >= patience:
+                return
+            time.sleep(0.01)
+        raise Killed
+
+    here = run(scenario, out=tmp_path / "cpu", device="cpu")
+    with pretended_gpu():
+        with pytest.raises(Killed):
+            run(scenario, out=stopped, device="cuda", checkpoint_every=1, progress=stop)
+        there = resume(stopped, scenario=scenario)
+    assert there.manifest["placement"]["device"] == "cuda"
+    _same(there.final, here.final)
 
 
 def test_a_run_goes_on_from_another_and_is_kept(tmp_path: Path) -> None:
