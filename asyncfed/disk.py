@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,13 +12,17 @@ from safetensors import SafetensorError
 
 from asyncfed.errors import StorageError
 
+_CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)  # file systems that sync nothing
+
 
 def synced(path: Path) -> None:
     """Have the system put a file, or the names in a directory, on disk before we go on."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):  # some file systems cannot
-            os.fsync(handle)
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
     finally:
         os.close(handle)
 

@@ -31,6 +31,10 @@ __all__ = ["Progress", "resumable", "resume", "run"]
 
 _VERSIONED = ("asyncfed", "torch", "numpy", "networkx", "ray", "pyarrow")
 _DECISIVE = ("python", "asyncfed", "torch", "numpy")  # versions that may change a run's numbers
+_OF_DAMAGE = (
+    LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
+    AssertionError,
+)  # fmt: skip
 _FOR_GOOD = ("DivergenceError", "SeriesDivergesError", "QuorumError")  # would happen again
 
 
@@ -162,12 +166,13 @@ def resume(
         execution = Execution(scenario, scene, options, directory, lock, again, start, placement, progress)
         try:
             return execution.play(checkpoint)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            if checkpoint is None:
+        except _OF_DAMAGE as error:
+            if checkpoint is None or isinstance(error, AsyncfedError):
                 raise
             raise TraceError(
-                f"the checkpoint in {directory.path} does not fit its scenario ({type(error).__name__}: "
-                f"{error}); it was damaged or changed. Remove {directory.path / 'checkpoints'} to begin anew"
+                f"the run in {directory.path} cannot go on from its checkpoint ({type(error).__name__}: "
+                f"{error!s:.500}): that was damaged or changed, unless code of your own failed. Remove "
+                f"{directory.path / 'checkpoints'} to begin anew"
             ) from error
 
 
@@ -215,7 +220,9 @@ def _require_unfinished(path: Path, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def _require_versions(path: Path, then: Mapping[str, Any]) -> None:
+def _require_versions(path: Path, then: Any) -> None:
+    if not isinstance(then, Mapping):
+        raise TraceError(f"scenario.json of {path} is damaged: its versions are no object")
     now = _versions()
     others = [name for name in _DECISIVE if then.get(name) != now[name]]
     if others:
@@ -241,7 +248,9 @@ def _same_scenario(path: Path, told: Mapping[str, Any], given: Scenario | None) 
     return given
 
 
-def _require_same_code(path: Path, then: Mapping[str, Any], scenario: Scenario) -> None:
+def _require_same_code(path: Path, then: Any, scenario: Scenario) -> None:
+    if not isinstance(then, Mapping):
+        raise TraceError(f"the checkpoint in {path} is damaged: it does not say which code it is of")
     now = fingerprints(scenario)
     changed = [what for what, value in now.items() if then.get(what) != value]
     if changed:

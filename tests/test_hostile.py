@@ -31,12 +31,14 @@ from typer.testing import CliRunner
 from asyncfed import Scenario, load, load_study, run, run_study
 from asyncfed.cli import app
 from asyncfed.data import torchvision_import
-from asyncfed.errors import AsyncfedError, DataError, RunExistsError, ScenarioError, TraceError
+from asyncfed.errors import AsyncfedError, DataError, RunExistsError, ScenarioError, StorageError, TraceError
 from asyncfed.network.presence import PresenceFile
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP, FedAvg, LocalSteps
+from asyncfed.runtime.checkpoints import Checkpoints
+from asyncfed.runtime.state import State
 from asyncfed.study import Study, Summary, SummaryTable
-from asyncfed.trace import Trace, TraceWriter
+from asyncfed.trace import Trace
 from asyncfed.trace.columns import SCHEMAS, schema_for
 from tests.trace import naive
 from topologies import load as load_topology
@@ -659,7 +661,7 @@ def test_a_colon_in_the_path_loses_nothing(tmp_path: Path, monkeypatch: pytest.M
     assert not list(Path("exp:1").rglob(".*"))
 
 
-def test_a_chunk_that_cannot_be_written_leaves_nothing_that_looks_whole(
+def test_a_checkpoint_that_cannot_be_synced_leaves_nothing_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
@@ -669,15 +671,13 @@ def test_a_chunk_that_cannot_be_written_leaves_nothing_that_looks_whole(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    writer = TraceWriter(tmp_path, 3)
-    naive.append(writer, naive.random_messages(3, 20))
-    with pytest.raises(OSError, match="No space left"):
-        writer.close()
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StorageError, match="No space left"):
+        Checkpoints(tmp_path).write(State())
+    assert list((tmp_path / "checkpoints").iterdir()) == []
     monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), synced(handle)))
     monkeypatch.setattr(os, "replace", lambda *paths: (order.append("rename"), replaced(*paths)))
-    naive.write(tmp_path, 3, naive.random_messages(3, 20))
-    assert order == ["fsync", "rename"]
+    Checkpoints(tmp_path).write(State())
+    assert order == ["fsync", "rename", "fsync"], "the file, its name, and the names of the directory"
 
 
 def part_of(kind: str) -> Scenario:

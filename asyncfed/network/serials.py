@@ -52,6 +52,20 @@ class SerialTable:
         at = np.flatnonzero(self._alive)
         return self._base + at, {name: column[at] for name, column in self._columns.items()}
 
+    def refill(self, serials: IntArray, **values: IntArray) -> None:
+        """Put into an empty table what `entries` of another told, or a file that says so: what would take far
+        more memory than so many payloads do is refused.
+        """
+        columns = [serials, *values.values()]
+        if any(column.dtype != np.int64 or column.shape != (len(serials),) for column in columns):
+            raise ValueError("payloads are not numbered by columns of whole numbers")
+        if not len(serials):
+            return
+        first, last = int(serials[0]), int(serials[-1])
+        if first < 0 or not (np.diff(serials) > 0).all() or last - first > _spread(len(serials)):
+            raise ValueError(f"{len(serials):,} payloads are numbered from {first} to {last}")
+        self.add(serials, **values)
+
     def forget(self, serials: IntArray) -> None:
         self._alive[serials - self._base] = False
         self.alive -= len(serials)
@@ -74,6 +88,11 @@ class SerialTable:
             for name, column in self._columns.items():
                 self._columns[name] = _moved(column, front, kept, size)
         return serials - self._base
+
+
+def _spread(payloads: int) -> int:
+    """How far apart the oldest and the youngest of so many may be: some clients are slow, and links too."""
+    return max(1 << 22, payloads << 16)
 
 
 def _moved(old: npt.NDArray[_Scalar], front: int, kept: int, size: int) -> npt.NDArray[_Scalar]:

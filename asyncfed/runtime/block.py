@@ -286,6 +286,8 @@ class Block:
         self._carries, self._exact = ({}, ()) if part is None else (part.carries(self._sizes), part.exact)
         self._spare = {name: [] for name in self._residue}
         self._chunk = int(facts["chunk"])
+        if self._chunk < 1:
+            raise ValueError(f"{self._chunk} clients are to step at once")
         self._pool = Pool(self.k, self._dtype, self._device)
         self._pool.restore(state.under("pool"))
 

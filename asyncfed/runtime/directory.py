@@ -33,6 +33,8 @@ from asyncfed.reading import is_number, is_whole, open_regular, read_object, rea
 
 FORMAT, VERSION = "asyncfed-run", 1
 
+_PLACES = {"actors": (0, 1 << 22), "threads": (1, 1 << 12)}
+
 _MANIFEST: dict[str, tuple[Callable[[Any], bool], str]] = {
     "status": (lambda value: isinstance(value, str), "text"),
     "error": (lambda value: isinstance(value, str), "text"),
@@ -41,7 +43,9 @@ _MANIFEST: dict[str, tuple[Callable[[Any], bool], str]] = {
     "warnings": (lambda value: _texts(value), "a list of texts"),
     "totals": (lambda value: isinstance(value, dict) and all(map(is_whole, value.values())), "counts"),
     "wall_seconds": (lambda value: is_number(value) and math.isfinite(value), "a number"),
-    "placement": (lambda value: isinstance(value, dict), "an object"),
+    "placement": (lambda value: _placed(value), "an object, whose actors and threads are few"),
+    "resumed": (lambda value: is_whole(value), "a whole number"),
+    "recoveries": (lambda value: isinstance(value, list), "a list"),
 }
 """What of run.json is read again, and what it must be where it is there."""
 
@@ -163,7 +167,7 @@ class RunDirectory:
                 raise TraceError(f"{path} is missing; the run cannot be resumed, start it anew")
             return
         lines = read_whole(path).split(b"\n")[:-1]
-        if len(lines) < count:
+        if not 0 <= count <= len(lines):
             raise TraceError(
                 f"{path} holds {len(lines)} rows and the checkpoint counts {count}; the run cannot be "
                 "resumed, start it anew"
@@ -194,6 +198,12 @@ class RunDirectory:
 
 def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _placed(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return all(value.get(key) is None or is_whole(value[key], *range_) for key, range_ in _PLACES.items())
 
 
 def unfinished(path: Path) -> bool:

@@ -185,10 +185,8 @@ class Exchange:
     def restore(self, state: State) -> None:
         """Be as `state` was taken, of blocks with the same nodes."""
         self.reset()
-        serials = state.array("serials")
-        if len(serials):
-            columns = {name: state.array(name) for name in ("object", "row", "owner")}
-            self._payloads.add(serials, **columns)
+        columns = {name: state.array(name) for name in ("object", "row", "owner")}
+        self._payloads.refill(state.array("serials"), **columns)
         self._living = dict(state.array("living").tolist())
         self._next_object = int(state.facts["next_object"])
         for place, told in state.under("release").tensors.items():

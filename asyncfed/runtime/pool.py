@@ -187,13 +187,16 @@ class Pool:
     def restore(self, state: State) -> None:
         """Be as `state` was taken."""
         self.size = self._capacity = int(state.facts["size"])
-        self._free = state.array("free").tolist()
+        rows, slots, free = state.under("rows").tensors, state.array("slots"), state.array("free")
+        used = np.concatenate([slots, free])
+        if any(value.dim() != 2 or len(value) != self.size for value in rows.values()):
+            raise ValueError(f"a pool of {self.size} rows has others")
+        if len(used) and not 0 <= used.min() <= used.max() < self.size:
+            raise ValueError(f"a pool of {self.size} rows has none at {used.min()} or {used.max()}")
+        self._free = free.tolist()
         self._slots = SerialTable("slot")
-        serials = state.array("serials")
-        if len(serials):
-            self._slots.add(serials, slot=state.array("slots"))
+        self._slots.refill(state.array("serials"), slot=slots)
         self._adopted = state.array("adopted") if "adopted" in state.tensors else None
-        rows = state.under("rows").tensors
         self.rows = {name: value.to(self._device, copy=True) for name, value in rows.items()}
 
     def of_matrix(self, matrix: FloatArray) -> Mixing:

@@ -298,7 +298,7 @@ class TraceWriter:
                 "choose another directory, or resume from a checkpoint"
             )
         keep = number or 0
-        if len(present) < keep:
+        if not 0 <= keep <= len(present):
             raise TraceError(
                 f"{self.directory} holds {len(present)} {table} chunks but the checkpoint counts {keep}; "
                 "the run cannot be resumed, start it anew"
@@ -375,6 +375,9 @@ class _Stash:
     def refill(self, saved: Saved, table: str) -> None:
         """Take the rows that another one put down."""
         columns = [saved.arrays[place] for place in saved.plain[table]["columns"]]
+        counts = [rows for *_, rows in saved.plain[table]["labels"]]
+        if {len(column) for column in columns} != {sum(counts)} or min(counts, default=1) < 1:
+            raise ValueError(f"labels of {sum(counts)} rows of {table} stand beside others")
         start = 0
         for *labels, rows in saved.plain[table]["labels"]:
             self.append(tuple(column[start : start + rows] for column in columns), tuple(labels))
