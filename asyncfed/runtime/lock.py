@@ -22,6 +22,7 @@ from asyncfed.errors import RunExistsError
 
 NAME = "run.lock"
 _STALE = 120.0  # seconds
+_GLANCE = 0.3  # seconds: somebody who only looks holds it for an instant
 _PLAINLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
@@ -45,7 +46,11 @@ def locked(run: Path) -> Iterator[Lock]:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | _PLAINLY, 0o644)
     try:
         holder = _holder(path)
-        if not _take(handle) or _elsewhere_at_work(path, holder) or not _same_file(handle, path):
+        if (
+            not _take(handle, seconds=_GLANCE)
+            or _elsewhere_at_work(path, holder)
+            or not _same_file(handle, path)
+        ):
             where = f"process {holder.get('pid', '?')} on {holder.get('host', '?')}"
             raise RunExistsError(
                 f"{where} is at work on the run in {run}; wait for it, or stop it first (if there is no such "
@@ -78,19 +83,24 @@ def at_work(run: Path) -> bool:
         os.close(handle)
 
 
-def _take(handle: int) -> bool:
-    """Whether the lock is ours now; where the system has none, it is."""
+def _take(handle: int, seconds: float = 0.0) -> bool:
+    """Whether the lock is ours now, or within some time; where the system has none, it is."""
     try:
         import fcntl
     except ImportError:  # Windows
         return True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # some network file systems lock nothing
-        return True
-    return True
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
+        except OSError:  # some network file systems lock nothing
+            return True
+        else:
+            return True
 
 
 def _same_file(handle: int, path: Path) -> bool:
