@@ -71,8 +71,8 @@ class Progress:
 class Execution:
     """A run in its directory.
 
-    `placement` is where its clients lived before, for a run that is resumed; `manifest` what run.json says
-    beside how the run ended.
+    `placement` is where its clients lived before, for a run that is resumed in the same place; `manifest`
+    what run.json says beside how the run ended.
     """
 
     scenario: Scenario
@@ -278,7 +278,7 @@ class Execution:
         return torch.float64 if self.scenario.precision == "float64" else torch.float32
 
     def _open(self) -> Backend:
-        """Where it was before, if the run is resumed: as many actors, with as many threads each."""
+        """Where it was before, if the run is resumed there: as many actors, with as many threads each."""
         problem, options = self.scenario.problem, self.options
         server = self.scenario.protocol.server is not None
         before = self.placement or {}

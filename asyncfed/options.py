@@ -63,6 +63,12 @@ class Options:
         every = self.checkpoint_every
         return math.inf if every is None or isinstance(every, str) else float(every)
 
+    def same_place(self, other: Options) -> bool:
+        """Whether clients live where they do by the other: on that backend, packed alike."""
+        if self.backend != other.backend:
+            return False
+        return self.backend == "local" or self.clients_per_actor == other.clients_per_actor
+
     def _check_device(self) -> None:
         if self.device == "auto":
             return

@@ -120,6 +120,8 @@ def resume(
     path: str | os.PathLike[str],
     *,
     scenario: Scenario | None = None,
+    backend: Literal["local", "ray"] | None = None,
+    clients_per_actor: int | Literal["auto"] | None = None,
     address: str | None = None,
     checkpoint_every: str | int | None = None,
     max_recoveries: int | None = None,
@@ -128,7 +130,8 @@ def resume(
     """Go on with a run that was interrupted, killed or failed, to the same bytes as if it never had been.
 
     It goes on from its last checkpoint, or from its beginning where there is none yet, on the backend and
-    with the packing that it had.
+    with the packing that it had. On another backend, or packed otherwise, the trace is the same, and numbers
+    agree to rounding: to 1e-10 in float64.
 
     Parameters
     ----------
@@ -136,6 +139,8 @@ def resume(
         The run directory.
     scenario
         The scenario, where the directory does not say all of it: problems made of one's own functions.
+    backend, clients_per_actor
+        As for `run`, where they are to be others now.
     address
         The Ray cluster, where it is another one now.
     checkpoint_every, max_recoveries
@@ -148,9 +153,13 @@ def resume(
         told = directory.scenario()
         _require_versions(directory.path, told.pop("versions", {}))
         scenario = _same_scenario(directory.path, told, scenario)
-        changes = {"address": address, "checkpoint_every": checkpoint_every, "max_recoveries": max_recoveries}
+        changes = {
+            "backend": backend, "clients_per_actor": clients_per_actor, "address": address,
+            "checkpoint_every": checkpoint_every, "max_recoveries": max_recoveries,
+        }  # fmt: skip
         given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
-        options = replace(Options.from_dict(_mapping(manifest, "options", directory.path)), **given)
+        before = Options.from_dict(_mapping(manifest, "options", directory.path))
+        options = replace(before, **given)
         checkpoint = Checkpoints(directory.path).newest()
         if checkpoint is not None:
             _require_same_code(directory.path, checkpoint.facts.get("fingerprints", {}), scenario)
@@ -158,7 +167,7 @@ def resume(
         start = {}
         if "initial" in manifest:
             start = _initial(scenario, scene, _given(directory))
-        placement = manifest.get("placement")
+        placement = manifest.get("placement") if options.same_place(before) else None
         kept = ("scenario", "clients", "seed", "nodes", "initial", "warnings", "recoveries", "wall_seconds")
         again = {key: manifest[key] for key in kept if key in manifest}
         again |= {"options": options.as_dict(), "resumed": int(manifest.get("resumed", 0)) + 1}

@@ -135,9 +135,7 @@ def run(
     from asyncfed.cli.scenarios import load_work
     from asyncfed.scenario import Scenario
 
-    packing: int | Literal["auto"] = (
-        "auto" if clients_per_actor == "auto" else _whole("--clients-per-actor", clients_per_actor)
-    )
+    packing = _packing(clients_per_actor)
     work = load_work(scenario, settings or (), seed)
     if isinstance(work, Scenario):
         from asyncfed.cli.session import execute
@@ -192,6 +190,12 @@ def resume(
         list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="With --scenario: as for `run`.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="With --scenario: as for `run`.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="As for `run`, where it is another one now.", metavar="local|ray")
+    ] = None,
+    clients_per_actor: Annotated[
+        str | None, typer.Option(help="As for `run`, where it is to be another one now.", metavar="K|auto")
+    ] = None,
     address: Annotated[str | None, typer.Option(help="The Ray cluster, where it is another one now.")] = None,
     checkpoint_every: Annotated[
         str | None, typer.Option(help="As for `run`, where it is to be another one now.")
@@ -215,6 +219,8 @@ def resume(
     go_on(
         path,
         None if scenario is None else load_scenario(scenario, settings or (), seed),
+        backend=backend,
+        clients_per_actor=None if clients_per_actor is None else _packing(clients_per_actor),
         address=address,
         checkpoint_every=None if checkpoint_every is None else _interval(checkpoint_every),
         max_recoveries=max_recoveries,
@@ -229,13 +235,16 @@ def _interval(text: str) -> str | int | None:
     return int(text) if text.isdecimal() else text
 
 
-def _whole(option: str, text: str) -> int:
+def _packing(text: str) -> int | Literal["auto"]:
+    """Clients per actor, as `run` takes it."""
     from asyncfed.errors import ScenarioError
 
+    if text == "auto":
+        return "auto"
     try:
         return int(text)
     except ValueError:
-        raise ScenarioError(f"{option} is {text!r}; it must be 'auto' or a whole number") from None
+        raise ScenarioError(f"--clients-per-actor is {text!r}; it must be 'auto' or a whole number") from None
 
 
 @app.command(epilog=EXIT_CODES)

@@ -72,6 +72,8 @@ def go_on(
     path: Path,
     scenario: Scenario | None,
     *,
+    backend: str | None,
+    clients_per_actor: int | Literal["auto"] | None,
     address: str | None,
     checkpoint_every: str | int | None,
     max_recoveries: int | None,
@@ -85,6 +87,8 @@ def go_on(
             result = resume(
                 path,
                 scenario=scenario,
+                backend=cast("Literal['local', 'ray'] | None", backend),  # `resume` refuses others
+                clients_per_actor=clients_per_actor,
                 address=address,
                 checkpoint_every=checkpoint_every,
                 max_recoveries=max_recoveries,

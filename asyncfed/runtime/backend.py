@@ -59,7 +59,9 @@ class Backend(Protocol):
         """
 
     def restore(self, state: State, part: Part | None) -> None:
-        """Be as `state` was taken, in the middle of that part (None with a server)."""
+        """Be as `state` was taken, by whatever backend and packing, in the middle of that part (None with a
+        server).
+        """
 
     def recover(self) -> str:
         """After somebody was lost: put others in the place of those who are gone, and be as at the beginning

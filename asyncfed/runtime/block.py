@@ -413,7 +413,7 @@ class Block:
         """Who leaves computes nothing: all it has is its payload."""
         rows = wave.incoming.rows
         self._emitted = tuple(inbox)
-        self._pool.put(inbox, wave.emits)
+        self._pool.put(inbox, wave.emits, self.clients[rows])
         for residue in self._residue.values():
             if residue is not None:
                 residue[self._index(rows)] = 0.0
@@ -449,7 +449,7 @@ class Block:
                     kept[places] = 0.0
         self._emitted = tuple(payload)
         if not self._pool.alive:  # nothing older is wanted: the payload itself becomes the pool
-            old = self._pool.adopt(payload, wave.emits)
+            old = self._pool.adopt(payload, wave.emits, self.clients)
             in_use = [*payload.values(), *(r for r in residue.values() if r is not None)]
             for key in inbox:
                 candidates = [inbox[key], room[key]] + (
@@ -458,7 +458,7 @@ class Block:
                 free = [t for t in candidates if not any(t.data_ptr() == used.data_ptr() for used in in_use)]
                 self._spare[key] = free[:2]
         else:
-            self._pool.put(payload, wave.emits)
+            self._pool.put(payload, wave.emits, self.clients)
         self._residue = residue
         return reports
 
@@ -475,7 +475,7 @@ class Block:
             self._emitted = tuple(made.payload)
             if at_once:
                 here = places if isinstance(places, slice) else places.cpu().numpy()
-                self._pool.put(made.payload, wave.emits[here])
+                self._pool.put(made.payload, wave.emits[here], self.clients[rows])
             for key, value in () if at_once else made.payload.items():
                 if len(rows) == len(wave.emits) and isinstance(places, slice):
                     payload[key] = value
@@ -493,10 +493,11 @@ class Block:
                 elif old is not None:
                     old.index_fill_(0, at, 0.0)
             self._note(made, places, rows, reports, len(wave.emits))
+        nodes = self.clients[wave.incoming.rows]
         if part is self._part:
-            self._pool.put(payload, wave.emits)
+            self._pool.put(payload, wave.emits, nodes)
         elif not at_once:  # where nothing older is wanted, the answers of a round stay where they are
-            self._pool.adopt(payload, wave.emits)
+            self._pool.adopt(payload, wave.emits, nodes)
         return reports
 
     def _compute_server(self, inbox: Inbox, wave: BlockWave) -> Reports:

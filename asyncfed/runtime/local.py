@@ -17,6 +17,7 @@ from asyncfed.runtime.backend import Placement
 from asyncfed.runtime.block import Block, FloatArray, Reports, Tap
 from asyncfed.runtime.exchange import Away, BlockWave, CommonFrom, Incoming, RowsFrom, Sum, SumsFrom, Taken
 from asyncfed.runtime.judging import Measurement
+from asyncfed.runtime.repacking import repacked
 from asyncfed.runtime.state import State, joined, of_arrays
 
 _FIRST = np.zeros(1, dtype=np.int64)
@@ -137,6 +138,8 @@ class LocalBackend:
         return lambda: whole
 
     def restore(self, state: State, part: Part | None) -> None:
+        server = self._server is not None
+        state = repacked(state, None, clients=self._problem.clients, server=server)
         self._clients.restore(state.under("clients"), part)
         if self._server is not None:
             self._server.restore(state.under("server"), None)

@@ -82,7 +82,7 @@ class Pool:
     def __init__(self, k: int, dtype: torch.dtype, device: torch.device) -> None:
         self._k, self._dtype, self._device = k, dtype, device
         self.rows: Tensors = {}
-        self._slots = SerialTable("slot")
+        self._slots = SerialTable("slot", "node")
         self._free: list[int] = []  # slots given back
         self.size = 0  # slots ever used
         self._capacity = 0
@@ -93,17 +93,17 @@ class Pool:
         """Payloads in it."""
         return self._slots.alive
 
-    def adopt(self, payload: Tensors, serials: IntArray) -> Tensors:
-        """Take the rows of a wave as they stand, nothing else being wanted; returns the old rows."""
+    def adopt(self, payload: Tensors, serials: IntArray, nodes: IntArray) -> Tensors:
+        """Take the rows of these nodes as they stand, nothing else being wanted; returns the old rows."""
         old, self.rows = self.rows, dict(payload)
         self.size = self._capacity = len(serials)
         self._free = []
-        self._slots.add(serials, slot=np.arange(len(serials)))
+        self._slots.add(serials, slot=np.arange(len(serials)), node=nodes)
         self._adopted = serials
         return old
 
-    def put(self, payload: Mapping[str, Tensor], serials: IntArray) -> None:
-        """Copy rows to free slots."""
+    def put(self, payload: Mapping[str, Tensor], serials: IntArray, nodes: IntArray) -> None:
+        """Copy rows of these nodes to free slots."""
         wanted = len(serials)
         if not wanted:
             return
@@ -116,7 +116,7 @@ class Pool:
             if rows is None or rows.shape[1] != value.shape[1]:
                 rows = self.rows[name] = self._zeros(self._capacity, value.shape[1], value.dtype)
             rows.index_copy_(0, at, value)
-        self._slots.add(serials, slot=slots)
+        self._slots.add(serials, slot=slots, node=nodes)
 
     def _claimed(self, wanted: int, row_bytes: int) -> list[int]:
         """Free slots: first those given back, then new ones."""
@@ -179,7 +179,8 @@ class Pool:
         stands in those that are free."""
         serials, columns = self._slots.entries()
         rows = {f"rows/{name}": value[: self.size] for name, value in self.rows.items()}
-        numbers = {"serials": serials, "slots": columns["slot"], "free": np.array(self._free, np.int64)}
+        numbers = {"serials": serials, "slots": columns["slot"], "nodes": columns["node"]}
+        numbers["free"] = np.array(self._free, np.int64)
         if self._adopted is not None:
             numbers["adopted"] = self._adopted
         return State(copied(rows) | of_arrays(numbers), {"size": self.size})
@@ -194,8 +195,8 @@ class Pool:
         if len(used) and not 0 <= used.min() <= used.max() < self.size:
             raise ValueError(f"a pool of {self.size} rows has none at {used.min()} or {used.max()}")
         self._free = free.tolist()
-        self._slots = SerialTable("slot")
-        self._slots.refill(state.array("serials"), slot=slots)
+        self._slots = SerialTable("slot", "node")
+        self._slots.refill(state.array("serials"), slot=slots, node=state.array("nodes"))
         self._adopted = state.array("adopted") if "adopted" in state.tensors else None
         self.rows = {name: value.to(self._device, copy=True) for name, value in rows.items()}
 

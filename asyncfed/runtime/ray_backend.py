@@ -54,6 +54,7 @@ from asyncfed.runtime.ray_cluster import (
     leave,
     left,
 )
+from asyncfed.runtime.repacking import repacked
 from asyncfed.runtime.state import State, joined, of_arrays
 
 IntArray = npt.NDArray[np.int64]
@@ -263,6 +264,7 @@ class RayBackend:
         return handed_over
 
     def restore(self, state: State, part: Part | None) -> None:
+        state = repacked(state, self._plan.ranges, clients=self._problem.clients, server=self._server)
         self._outstanding, self._open = deque(), part
         self._exchange.restore(state.under("exchange"))
         told, standing = state.under("reports"), state.under("standing")
