@@ -171,6 +171,7 @@ def resume(
         kept = ("scenario", "clients", "seed", "nodes", "initial", "warnings", "recoveries", "wall_seconds")
         again = {key: manifest[key] for key in kept if key in manifest}
         again |= {"options": options.as_dict(), "resumed": int(manifest.get("resumed", 0)) + 1}
+        again |= {"placement": placement} if placement else {}
         directory.write_manifest(status="running", **again)
         execution = Execution(scenario, scene, options, directory, lock, again, start, placement, progress)
         try:
