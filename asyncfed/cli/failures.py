@@ -43,7 +43,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         except typer.Exit:
             raise
         except RunStopped as stopped:
-            _tell(str(stopped))
+            _tell(f"interrupted: {stopped}")
             raise typer.Exit(128 + stopped.number) from None
         except KeyboardInterrupt:
             _tell("interrupted")

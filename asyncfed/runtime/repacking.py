@@ -182,9 +182,11 @@ def _exchange(payloads: _Payloads, boards: Sequence[int], ranges: Ranges) -> Sta
         "owner": np.concatenate(
             [np.searchsorted(stops, payloads.nodes, side="right"), np.full(shown, len(ranges))]
         ),
-        "living": np.stack([np.arange(shown), np.ones(shown, dtype=np.int64)], axis=1),
     }
-    return State(of_arrays(numbers), {"next_object": shown})
+    order = np.argsort(numbers["serials"])
+    ordered = {name: column[order] for name, column in numbers.items()}
+    living = np.stack([np.arange(shown), np.ones(shown, dtype=np.int64)], axis=1)
+    return State(of_arrays(ordered | {"living": living}), {"next_object": shown})
 
 
 # --- the server ------------------------------------------------------------------------------------------
