@@ -8,15 +8,16 @@ what is left is read, resumed, killed again now and then, and compared file by f
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import random
 import shutil
 import signal
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ class Undisturbed:
         if kind.name not in self._known:
             out = self._folder / f"whole {kind.name}"
             began = time.perf_counter()
-            died = ended(forked(lambda: kind.start(out), self._folder / "log"))
+            died = ended(begun(_start, kind.name, out, log=self._folder / "log"))
             assert not died, f"{kind.name} ended with {died}; see {self._folder / 'log'}"
             self._known[kind.name] = files_of(out), time.perf_counter() - began
         return self._known[kind.name]
@@ -151,23 +152,27 @@ def killed_driver(kind: Kind, whole: Undisturbed, folder: Path, chance: random.R
     expected, seconds = whole.of(kind)
     out, log = folder / "run", folder / "log"
     shutil.rmtree(out, ignore_errors=True)
-    kills, process = 0, forked(lambda: kind.start(out), log)
+    kills, process = 0, begun(_start, kind.name, out, log=log)
     while True:
         time.sleep(chance.uniform(0, seconds))
         kills += killed(process)
         if not (out / "run.json").exists():  # before it had begun
             shutil.rmtree(out, ignore_errors=True)
-            process = forked(lambda: kind.start(out), log)
+            process = begun(_start, kind.name, out, log=log)
             continue
         if load(out).complete:
             break
-        process = forked(lambda: _gone_on_with(out), log)
+        process = begun(_gone_on_with, out, log=log)
         if chance.random() < 0.67:
             died = ended(process)
             if died:
                 return Story(kind.name, kills, f"resume ended with {died}; see {log}")
             break
     return Story(kind.name, kills, difference(expected, files_of(out)))
+
+
+def _start(name: str, out: Path) -> None:
+    next(kind for kind in KINDS if kind.name == name).start(out)
 
 
 def _gone_on_with(out: Path) -> None:
@@ -228,34 +233,35 @@ def killed_actors(kind: Kind, expected: dict[str, bytes], folder: Path, chance: 
 # --- processes -------------------------------------------------------------------------------------------
 
 
-def forked(function: Callable[[], object], log: Path) -> int:
-    """Do something in a process of its own, which says to `log` what goes wrong; returns its number."""
-    process = os.fork()
-    if process:
-        return process
-    code = 1
-    try:
-        os.setpgrp()
-        with log.open("a") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        function()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+_SERVER = multiprocessing.get_context("forkserver")  # a clean process that forks: ours may have a Ray
+_SERVER.set_forkserver_preload(["benchmarks.kills"])
 
 
-def killed(process: int) -> int:
+def begun(target: Callable[..., None], *arguments: Any, log: Path) -> BaseProcess:
+    """Do something in a process of its own, which says to `log` what goes wrong."""
+    process = _SERVER.Process(target=_logged, args=(str(log), target, *arguments))
+    process.start()
+    return process
+
+
+def _logged(log: str, target: Callable[..., None], *arguments: Any) -> None:
+    with open(log, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    target(*arguments)
+
+
+def killed(process: BaseProcess) -> int:
     """End a process on the spot; 1 if it was still there."""
-    os.kill(process, signal.SIGKILL)
-    return int(os.WIFSIGNALED(os.waitpid(process, 0)[1]))
+    process.kill()
+    process.join()
+    return int(process.exitcode == -signal.SIGKILL)
 
 
-def ended(process: int) -> int:
+def ended(process: BaseProcess) -> int | None:
     """How a process ended by itself: 0 if well."""
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    process.join()
+    return process.exitcode
 
 
 def files_of(path: Path) -> dict[str, bytes]:
