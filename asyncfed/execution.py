@@ -114,7 +114,7 @@ class Execution:
         finally:
             try:
                 if self._engine is not None:
-                    self._engine.close()
+                    self._engine.close(well=ended["status"] == "complete")
             finally:
                 self._say_how_it_ended(ended)
         self._checkpoints.clear()

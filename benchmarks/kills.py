@@ -203,7 +203,7 @@ def actors() -> list[int]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if (process.cmdline() or [""])[0].startswith("ray::_Node"):
+            if (process.cmdline() or [""])[0].startswith("ray::Node"):
                 found.append(process.pid)
     return found
 

@@ -23,10 +23,17 @@ from asyncfed.runtime.exchange import Exchange, Need, Object
 from asyncfed.runtime.judging import Measurement
 from asyncfed.runtime.local import final_of, without_data
 from asyncfed.runtime.loop import Evaluation, Stage, execute
-from asyncfed.runtime.ray_backend import Arrays, _Node, _stacked
+from asyncfed.runtime.ray_actors import Arrays, Node
+from asyncfed.runtime.ray_backend import _stacked
 from asyncfed.scenario import check
 
 Ranges = tuple[tuple[int, int], ...]
+
+
+def _settled(*arguments: Any, **named: Any) -> Node:
+    node = Node()
+    node.settle(*arguments, **named)
+    return node
 
 
 class Nobody:
@@ -50,14 +57,14 @@ class Apart:
         self._clients = len(ranges)
         dtype = torch.float64 if scenario.precision == "float64" else torch.float32
         common = {"n": n, "initial": {}, "seed": scenario.seed, "dtype": dtype, "threads": 1}
-        self._made: list[Callable[[], _Node]] = []
+        self._made: list[Callable[[], Node]] = []
         for first, last in ranges:
             some = np.arange(first, last, dtype=np.int64)
             mine = replace(problem, data=problem.data.select(some))
-            self._made.append(partial(_Node, mine, some, device=device, server=False, **common))
+            self._made.append(partial(_settled, mine, some, device=device, server=False, **common))
         if self._server:
             node, empty = np.array([n], dtype=np.int64), without_data(problem)
-            self._made.append(partial(_Node, empty, node, device="cpu", server=True, **common))
+            self._made.append(partial(_settled, empty, node, device="cpu", server=True, **common))
         self.nodes = self._new_nodes()
         self.replaced = 0
         self._objects: dict[int, Any] = {}
@@ -138,7 +145,7 @@ class Apart:
         board = self.nodes[-1].final()
         return final_of({name: torch.tensor(value) for name, value in board.items()}, clients)
 
-    def close(self) -> None:
+    def close(self, *, well: bool = False) -> None:
         self.nodes = []
 
     def _single(self, round: Act | None) -> bool:

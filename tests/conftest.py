@@ -13,7 +13,9 @@ import torch
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        group = "ray" if item.get_closest_marker("ray") else item.nodeid.split("::")[0]
+        group = item.nodeid.split("::")[0]
+        if item.get_closest_marker("ray") and "test_clusters" not in group:  # which has clusters of its own
+            group = "ray"
         item.add_marker(pytest.mark.xdist_group(group))
 
 
@@ -25,12 +27,24 @@ def _process() -> None:
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A real Ray cluster on this machine, started once."""
+    """A real Ray cluster on this machine, started once; its actors go from run to run, as in a study."""
     import ray
+
+    from asyncfed.runtime.ray_actors import actors_kept
 
     if not ray.is_initialized():
         ray.init(
             address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, logging_level="error"
         )
-    yield
+    with actors_kept():
+        yield
     ray.shutdown()
+
+
+@pytest.fixture
+def own_actors(ray_cluster: None) -> Iterator[None]:
+    """Actors that are hired for this test and end with its runs."""
+    from asyncfed.runtime.ray_actors import actors_kept
+
+    with actors_kept(False):
+        yield

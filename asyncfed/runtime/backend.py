@@ -68,4 +68,5 @@ class Backend(Protocol):
         of the run. Returns whose places they were.
         """
 
-    def close(self) -> None: ...
+    def close(self, *, well: bool = False) -> None:
+        """`well` says that the run came to its end."""

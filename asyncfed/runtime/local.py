@@ -153,7 +153,7 @@ class LocalBackend:
     def recover(self) -> str:
         raise RunError("there is nobody to replace in this process")
 
-    def close(self) -> None:
+    def close(self, *, well: bool = False) -> None:
         torch.set_num_threads(self._before)
 
     def _incoming(self, absorption: Absorption, act: Act | None) -> tuple[Incoming, list[Tensors]]:

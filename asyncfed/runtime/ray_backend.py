@@ -10,13 +10,11 @@ report, no more, which bounds the memory.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
-import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -40,11 +38,12 @@ from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.part import Act, Part, Tensors
 from asyncfed.runtime.backend import Placement
-from asyncfed.runtime.block import Block, Reports
-from asyncfed.runtime.exchange import BlockWave, Exchange, Need, Object, Sum, Task
+from asyncfed.runtime.block import Reports
+from asyncfed.runtime.exchange import Exchange, Need, Object
 from asyncfed.runtime.judging import Measurement
 from asyncfed.runtime.local import final_of, without_data
 from asyncfed.runtime.packing import cpus_per_actor, gpus_per_actor, pack, threads_per_actor
+from asyncfed.runtime.ray_actors import Arrays, Hired, arrays_of, dismiss, end_idle, hire, take_over
 from asyncfed.runtime.ray_cluster import (
     LOOK_EVERY,
     Head,
@@ -57,69 +56,8 @@ from asyncfed.runtime.ray_cluster import (
 from asyncfed.runtime.repacking import repacked
 from asyncfed.runtime.state import State, joined, of_arrays
 
-IntArray = npt.NDArray[np.int64]
-Arrays = dict[str, npt.NDArray[Any]]
-
 _WAVES_AHEAD = 2
 _GONE = (RayActorError, ObjectLostError, NodeDiedError, OutOfMemoryError, WorkerCrashedError)
-
-
-class _Node:
-    """What an actor holds: a block, on its device."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        nodes: IntArray,
-        n: int,
-        initial: Arrays,
-        seed: int,
-        dtype: torch.dtype,
-        device: str,
-        threads: int,
-        server: bool,
-    ) -> None:
-        _settle_in(threads)
-        given = {key: torch.tensor(value) for key, value in initial.items()}
-        self._fresh = partial(
-            Block, problem, nodes, seed=seed, dtype=dtype, device=device, n=n, initial=given, server=server
-        )
-        self._block = self._fresh()
-
-    def alive(self) -> bool:
-        return True
-
-    def begin(self, part: Part, first_step: int) -> None:
-        self._block.begin(part, first_step)
-
-    @ray.method(num_returns=2)
-    def run(self, wave: BlockWave, round: Act | None, *parcels: Arrays) -> tuple[Arrays | None, Reports]:
-        with torch.no_grad():
-            report = self._block.run(wave, _tensors(parcels), round)
-            return _arrays(self._block.payload(wave.emits)) if wave.exports else None, report
-
-    def hand_over(self, wanted: Sum) -> Arrays:
-        return _arrays(self._block.hand_over(wanted))
-
-    def measure(self, task: Task, judging: Act | None, validation: bool, *parcels: Arrays) -> Measurement:
-        return self._block.measure(task.wave.incoming, _tensors(parcels), part=judging, validation=validation)
-
-    def finish(self, task: Task, steps: IntArray, *parcels: Arrays) -> None:
-        self._block.finish(task.wave.incoming, steps, _tensors(parcels))
-
-    def final(self) -> Arrays:
-        return _arrays(self._block.store)
-
-    def state(self) -> tuple[Arrays, dict[str, Any]]:
-        held = self._block.state()
-        return _arrays(held.tensors), held.facts
-
-    def restore(self, arrays: Arrays, facts: dict[str, Any], part: Part | None) -> None:
-        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
-        self._block.restore(State(tensors, facts), part)
-
-    def start_again(self) -> None:
-        self._block = self._fresh()
 
 
 class RayBackend:
@@ -146,7 +84,8 @@ class RayBackend:
         check_shippable(without_data(problem))
         n = problem.clients
         self.placement = plan.placement
-        self._actors: list[Any] = []
+        self._crew: list[Hired] = []
+        self._actors: list[Any] = []  # their handles
         self._server = server
         self._exchange = Exchange((*plan.ranges, (n, n + 1)) if server else plan.ranges)
         self._blocks = range(len(plan.ranges))  # those of clients
@@ -157,28 +96,50 @@ class RayBackend:
         self._standing: Reports = {}  # what the server reported last
         self._given = {key: value.cpu().numpy() for key, value in (initial or {}).items()}
         self._numbers = seed, dtype
-        await_room(len(self._exchange.ranges), cpus=plan.cpus, gpus=plan.gpus * len(plan.ranges))
         try:
-            for place in range(len(self._exchange.ranges)):
-                self._actors.append(self._hired(place, plan.cpus))
-            await_start([actor.alive.remote() for actor in self._actors], self._head)
+            self._hire_all()
         except BaseException:
             self.close()
             raise
 
-    def _hired(self, place: int, cpus: float) -> Any:
-        """A new actor for the block at that place."""
+    def _hire_all(self) -> None:
+        """An actor for every block: taken over where some are idle, hired where there is room."""
+        plan, places = self._plan, range(len(self._exchange.ranges))
+        kept = take_over(len(self._blocks), plan.cpus, plan.gpus)
+        if self._server:
+            kept += take_over(1, plan.cpus)
+        missing = len(places) - len(kept)
+        if missing:
+            end_idle()
+            gpus = plan.gpus * (len(self._blocks) - sum(actor.gpus > 0 for actor in kept))
+            await_room(missing, cpus=plan.cpus, gpus=gpus)
+        for place in places:
+            gpus = plan.gpus if place in self._blocks else 0.0
+            fitting = (actor for actor in kept if actor.gpus == gpus)
+            actor = next(fitting, None) or hire(plan.cpus, gpus, spread=place in self._blocks)
+            if actor in kept:
+                kept.remove(actor)
+            self._crew.append(actor)
+        with contextlib.suppress(ActorLostError):  # who is lost already is missed, and replaced, later
+            self._settle(places)
+
+    def _settle(self, places: Iterable[int]) -> None:
+        """Wait until the actors at these places are there, and give them their blocks."""
+        self._actors = [actor.handle for actor in self._crew]
+        await_start([self._actors[place].alive.remote() for place in places], self._head)
+        calls = [(place, self._settled(place)) for place in places]
+        for place, call in calls:
+            self._get(place, call)
+
+    def _settled(self, place: int) -> Any:
         plan, n, given, (seed, dtype) = self._plan, self._problem.clients, self._given, self._numbers
         start, stop = self._exchange.ranges[place]
-        nodes = np.arange(start, stop, dtype=np.int64)
+        nodes, settle = np.arange(start, stop, dtype=np.int64), self._actors[place].settle
         if place not in self._blocks:
-            server = ray.remote(_Node).options(num_cpus=cpus)
-            return server.remote(without_data(self._problem), nodes, n, given, seed, dtype, "cpu", 1, True)
-        options = {"num_cpus": cpus, "num_gpus": plan.gpus, "scheduling_strategy": "SPREAD"}
+            return settle.remote(without_data(self._problem), nodes, n, given, seed, dtype, "cpu", 1, True)
         mine = replace(self._problem, data=self._problem.data.select(nodes))
         rows = {} if self._server else {key: value[start:stop] for key, value in given.items()}
-        client = ray.remote(_Node).options(**options)
-        return client.remote(mine, nodes, n, rows, seed, dtype, plan.device, plan.threads, False)
+        return settle.remote(mine, nodes, n, rows, seed, dtype, plan.device, plan.threads, False)
 
     def begin(self, part: Part, first_step: int) -> None:
         self._drain()
@@ -203,7 +164,7 @@ class RayBackend:
             emitted = exchange.emitted(task)
             if emitted is not None:
                 self._objects[emitted] = payload
-        while len(self._outstanding) > _WAVES_AHEAD * len(self._actors):
+        while len(self._outstanding) > _WAVES_AHEAD * len(self._crew):
             self._collect()
 
     def reports(self) -> Reports:
@@ -239,7 +200,7 @@ class RayBackend:
         clients = {name: torch.from_numpy(_stacked(parts, name)) for name in names}
         if not self._server:
             return clients
-        board: Arrays = self._get(len(self._actors) - 1, self._actors[-1].final.remote())
+        board: Arrays = self._get(len(self._crew) - 1, self._actors[-1].final.remote())
         return final_of({name: torch.tensor(value) for name, value in board.items()}, clients)
 
     def state(self) -> Callable[[], State]:
@@ -278,7 +239,7 @@ class RayBackend:
         calls = []
         for place, actor in enumerate(self._actors):
             own = state.under(f"block {place}")
-            calls.append(actor.restore.remote(_arrays(own.tensors), own.facts, part))
+            calls.append(actor.restore.remote(arrays_of(own.tensors), own.facts, part))
         for place, call in enumerate(calls):
             self._get(place, call)
 
@@ -287,10 +248,11 @@ class RayBackend:
         self._exchange.reset()
         gone = self._gone()
         for place in gone:
-            ray.kill(self._actors[place], no_restart=True)  # or what may be left of it
+            self._crew[place].end()  # or what may be left of it
             # They ask for no share of a core: where a node is gone, those who are left have all of them.
-            self._actors[place] = self._hired(place, cpus=0.0)
-        await_start([self._actors[place].alive.remote() for place in gone], self._head)
+            gpus = self._plan.gpus if place in self._blocks else 0.0
+            self._crew[place] = hire(0.0, gpus, spread=place in self._blocks)
+        self._settle(gone)
         again = [actor.start_again.remote() for actor in self._actors]
         for place, call in enumerate(again):
             self._get(place, call)
@@ -306,15 +268,14 @@ class RayBackend:
                 gone.append(place)
         return gone
 
-    def close(self) -> None:
+    def close(self, *, well: bool = False) -> None:
         self._objects, self._outstanding = {}, deque()
         if ray.is_initialized():
             if self._head.lost:
                 leave()  # without a head and an owner, actors end by themselves
             else:
-                for actor in self._actors:
-                    ray.kill(actor, no_restart=True)
-        self._actors = []
+                dismiss(self._crew, well=well)
+        self._crew, self._actors = [], []
 
     def _single(self, round: Act | None) -> bool:
         """Whether single messages are wanted, so that nobody is to send sums."""
@@ -367,7 +328,7 @@ class RayBackend:
                 continue
 
     def _whose(self, place: int) -> str:
-        if self._server and place == len(self._actors) - 1:
+        if self._server and place == len(self._crew) - 1:
             return "the server"
         start, stop = self._exchange.ranges[place]
         return f"client {start}" if stop == start + 1 else f"clients {start} to {stop - 1}"
@@ -481,14 +442,6 @@ def _provision(
     )
 
 
-def _settle_in(threads: int) -> None:
-    """What every actor of ours does first."""
-    torch.set_num_threads(threads)
-    # What other actors sent is read where it lies in the object store: read-only, and nobody writes to it.
-    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
-
-
 def _client_bytes(problem: Problem, dtype: torch.dtype) -> float:
     """What a client holds beside the interpreter: its data, and four copies of its variables."""
     data = sum(
@@ -513,11 +466,3 @@ def _stacked(parts: list[Arrays], name: str) -> npt.NDArray[Any]:
     like = next(part[name] for part in parts if name in part)
     nothing = [np.zeros((len(part["inner"]), *like.shape[1:]), like.dtype) for part in parts]
     return np.concatenate([part.get(name, zero) for part, zero in zip(parts, nothing, strict=True)])
-
-
-def _tensors(parcels: tuple[Arrays, ...]) -> list[Tensors]:
-    return [{key: torch.from_numpy(value) for key, value in parcel.items()} for parcel in parcels]
-
-
-def _arrays(tensors: Tensors) -> Arrays:
-    return {key: value.cpu().numpy() for key, value in tensors.items()}

@@ -125,6 +125,10 @@ def run_study(
         if only:
             parts |= {part: WAITING for part in chosen if not is_complete(parts[part])}
         ledger = Ledger(directory, study, parts)
+        if backend == "ray":
+            from asyncfed.runtime.ray_actors import actors_kept
+
+            stack.enter_context(actors_kept())
         try:
             for part in chosen:
                 if is_done(parts[part]):

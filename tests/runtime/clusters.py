@@ -193,7 +193,7 @@ def keep(count: int, cpus: float, store: str) -> None:
                 "pid": actor["Pid"],
             }
             for actor in found.values()
-            if actor["ActorClassName"] == "_Node" and actor["State"] != "DEAD"
+            if actor["ActorClassName"] == "Node" and actor["State"] != "DEAD"
         ]
 
     say = sys.stdout

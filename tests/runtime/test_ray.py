@@ -171,6 +171,7 @@ def test_a_client_that_keeps_nothing_for_itself_and_messages_one_by_one(tmp_path
     agree(local, other)
 
 
+@pytest.mark.usefixtures("own_actors")
 @pytest.mark.parametrize(
     ("protocol", "topology", "quantity"),
     [
@@ -218,6 +219,7 @@ def deadly(whose: str) -> Any:
     return Deadly(4000, LocalSteps(0.01))
 
 
+@pytest.mark.usefixtures("own_actors")
 @pytest.mark.parametrize(
     ("whose", "named"),
     [("peers", "clients 2 to 3"), ("clients", "clients 2 to 3"), ("server", "the server")],
@@ -269,7 +271,7 @@ def living() -> int:
         found = 0
         for process in mine:
             try:
-                found += (process.cmdline() or [""])[0].startswith("ray::_Node")
+                found += (process.cmdline() or [""])[0].startswith("ray::Node")
             except psutil.NoSuchProcess:
                 continue
         if not found:

@@ -24,7 +24,7 @@ from benchmarks.kills import ActorKiller, actors_left
 from tests.helpers import files_of
 from topologies import star, stochastic_directed
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("own_actors")]
 
 _UNEVEN = VirtualTime("uniform(0.8, 1.2)", latency="exponential(0.3)", loss=0.05)
 

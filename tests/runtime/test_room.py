@@ -16,13 +16,13 @@ from asyncfed.problems import quadratic
 from asyncfed.protocols import FedAvg, LocalSteps
 from topologies import star
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("own_actors")]
 
 SERVED = Scenario(quadratic(clients=2), star(2), FedAvg(3, LocalSteps(0.1)))
 
 
 @pytest.fixture
-def hog() -> Iterator[Any]:
+def hog(own_actors: None) -> Iterator[Any]:
     """An actor of somebody else's, that holds both CPUs."""
     import ray
 
