@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from asyncfed.errors import StorageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)  # file systems that sync nothing
 
@@ -41,6 +46,33 @@ def write_whole(target: Path, write: Callable[[Path], object], *, sync: bool = F
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def write_tensors(
+    target: Path, tensors: dict[str, Tensor], marks: dict[str, str] | None = None, *, sync: bool = False
+) -> None:
+    """The same for tensors. They are put down in a folder of their own: safetensors has names of its own for
+    what it has not finished, and a kill leaves these.
+    """
+    from safetensors.torch import save_file
+
+    folder = target.with_name(f".{target.name}.part")
+    remove_unfinished(folder)
+    folder.mkdir()
+    try:
+        whole = folder / target.name
+        save_file(tensors, whole, marks)
+        if sync:
+            synced(whole)
+        os.replace(whole, target)
+    finally:
+        remove_unfinished(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """What a kill left of tensors that were being written; a link leads elsewhere, and stays."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

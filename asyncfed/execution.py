@@ -101,6 +101,7 @@ class Execution:
         try:
             with stopping() as stop:
                 self._engine = self._open()
+                stop.take_over()  # Ray may have been started just now
                 self.manifest["placement"] = vars(self._engine.placement)
                 self.directory.write_manifest(status="running", **self.manifest)
                 final = self._with_recoveries(self._engine, start, stop)

@@ -90,12 +90,12 @@ def _digits() -> Scenario:
     return Scenario(problem, ring(CLIENTS), SGP(400, 0.1, batch=16))
 
 
-_PDBO = PDBO(SGP(60, 0.05, batch=2), VRHGP(20, expectations="exact", lr=0.01), outer_steps=6, outer_lr=0.1)
+_PDBO = PDBO(SGP(60, 0.05, batch=2), VRHGP(20, expectations="exact", lr=0.01), outer_steps=3, outer_lr=0.1)
 _TWO, _EACH = (("backend", "ray"), ("clients_per_actor", 3)), (("backend", "ray"), ("clients_per_actor", 1))
 
 KINDS = (
-    Kind("SGP", _peers(SGP(1500, 0.02, batch=2))),
-    Kind("SGP in virtual time", _peers(SGP(900, 0.02, batch=2), timing=_UNEVEN)),
+    Kind("SGP", _peers(SGP(800, 0.02, batch=2))),
+    Kind("SGP in virtual time", _peers(SGP(450, 0.02, batch=2), timing=_UNEVEN)),
     Kind("SGP, clients come and go", _peers(SGP(500, 0.02, batch=2), timing=_AWAY)),
     Kind("SGP on digits", _digits),
     Kind("AsyncSGP", _peers(AsyncSGP(700, 0.02, omega0=0.5, batch=2), timing=_UNEVEN)),
@@ -103,13 +103,13 @@ KINDS = (
     Kind("Push-Pull", _peers(PushPull(700, 0.02, batch=2), timing=_UNEVEN)),
     Kind("PDBO", _peers(_PDBO)),
     Kind("HGP", _peers(EstimateHypergradient(SGP(400, 0.05, batch=2), HGP(300)))),
-    Kind("FedAvg", _served(FedAvg(700, _STEPS))),
-    Kind("FedAvg with a quorum", _served(FedAvg(500, _STEPS, server=_QUORUM), timing=_UNEVEN)),
-    Kind("FedProx", _served(FedProx(500, _STEPS, mu=0.1))),
+    Kind("FedAvg", _served(FedAvg(350, _STEPS))),
+    Kind("FedAvg with a quorum", _served(FedAvg(200, _STEPS, server=_QUORUM), timing=_UNEVEN)),
+    Kind("FedProx", _served(FedProx(300, _STEPS, mu=0.1))),
     Kind("FedNest", _served(FedNest(60, _STEPS, _STEPS, neumann=Neumann(terms=3, scale=0.3)))),
     Kind("AggITD", _served(AggITD(80, _STEPS, _STEPS, inner_rounds=2, scale=0.3))),
     Kind("SCAFFOLD", _served(Scaffold(400, _STEPS))),
-    Kind("FedBuff", _served(FedBuff(400, _STEPS, server=_BUFFER), timing=_UNEVEN)),
+    Kind("FedBuff", _served(FedBuff(200, _STEPS, server=_BUFFER), timing=_UNEVEN)),
     Kind("SimFBO, buffered", _served(SimFBO(200, _STEPS, 0.05, server=_BUFFER), timing=_AWAY)),
     Kind("SGP on Ray, an actor each", _peers(SGP(150, 0.02, batch=2)), _EACH),
     Kind("SGP in virtual time on Ray, packed", _peers(SGP(150, 0.02, batch=2), timing=_UNEVEN), _TWO),

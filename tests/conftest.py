@@ -11,6 +11,7 @@ import pytest
 import torch
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = item.nodeid.split("::")[0]

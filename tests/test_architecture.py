@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,9 @@ def test_what_actors_import_is_light() -> None:
     command = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_tests_of_a_file_share_a_process(request: pytest.FixtureRequest) -> None:
+    """Where pytest-xdist does not see the groups, runs and a Ray are made once in every process."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@tests/test_architecture.py")

@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from asyncfed.disk import storing, synced, write_whole
+from asyncfed.disk import remove_unfinished, storing, synced, write_tensors
 from asyncfed.errors import TraceError
 from asyncfed.reading import open_regular, parsed
 from asyncfed.recall import Saved
@@ -45,7 +44,7 @@ class Checkpoints:
             there = self._files()
             number = int(there[-1].stem) + 1 if there else 1
             target = self._folder / f"{number:08d}.safetensors"
-            write_whole(target, lambda part: save_file(state.tensors, part, marks), sync=True)
+            write_tensors(target, state.tensors, marks, sync=True)
             synced(self._folder)
             for old in [*there, target][:-_KEPT]:
                 old.unlink(missing_ok=True)
@@ -67,8 +66,10 @@ class Checkpoints:
         if self._folder.is_symlink() or not self._folder.is_dir():
             return
         with storing(self._folder):
-            for path in (*self._files(), *self._folder.glob(".*.safetensors.part")):
+            for path in self._files():
                 path.unlink()
+            for folder in self._folder.glob(".*.safetensors.part"):
+                remove_unfinished(folder)
         with contextlib.suppress(OSError):  # somebody else's files stay
             self._folder.rmdir()
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from asyncfed.disk import storing, synced, write_whole
+from asyncfed.disk import storing, synced, write_tensors, write_whole
 from asyncfed.errors import RunExistsError, ScenarioError, TraceError
 from asyncfed.reading import is_number, is_whole, open_regular, read_object, read_rows, read_whole, short
 
@@ -143,10 +143,9 @@ class RunDirectory:
         self._write(name, lambda part: part.write_text(_lines(rows), encoding="utf-8"))
 
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        from safetensors.torch import save_file
-
         own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        self._write(name, lambda part: save_file(own, part))
+        with storing(self.path):
+            write_tensors(self.path / name, own)
 
     def append(self, name: str, *rows: dict[str, Any]) -> None:
         with storing(self.path), (self.path / name).open("a", encoding="utf-8") as file:

@@ -2,6 +2,8 @@
 
 The first Ctrl-C (or SIGTERM, SIGHUP) lets the loop come to a place where the run can be put down; the second
 stops at once. Outside of the loop, and in threads other than the main one, signals do what they always do.
+Where Ray was started by this process, it has a handler of its own for SIGTERM, which ends its processes and
+then this one: while a run goes, ours stands in its place.
 """
 
 from __future__ import annotations
@@ -28,6 +30,20 @@ class Stopping:
         self.signal: int | None = None
         self.gentle = False  # whether the loop is at work, and will look
         self._since = 0.0
+        self._before: dict[int, Any] = {}
+
+    def take_over(self) -> None:
+        """Handle the signals that nobody handles, and those that Ray does."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_DFL, signal.default_int_handler) or _of_ray(handler):
+                self._before[number] = signal.signal(number, self.ask)
+
+    def give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """The handler of the signals."""
@@ -47,15 +63,12 @@ class Stopping:
 def stopping() -> Iterator[Stopping]:
     """While it lasts, signals that nobody else handles ask the run to stop."""
     asked = Stopping()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    before: dict[int, Any] = {}
-    for number in _SIGNALS:
-        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            before[number] = signal.signal(number, asked.ask)
+    asked.take_over()
     try:
         yield asked
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        asked.give_back()
+
+
+def _of_ray(handler: Any) -> bool:
+    return str(getattr(handler, "__module__", "")).startswith("ray.")

@@ -131,6 +131,11 @@ def test_two_drivers_each_with_a_ray_of_its_own_write_the_same_bytes(
         for driver in (one, two):
             driver.go_on()
         assert [one.ended(), two.ended()] == ["complete", "complete"]
+        one.begin("long", tmp_path / "stopped", clients_per_actor=TOGETHER)
+        one.go_on()
+        one.process.send_signal(signal.SIGTERM)  # which Ray would handle, and end the process
+        assert one.ended() == "RunStopped"
+    assert load(tmp_path / "stopped").status == "interrupted"
     for name in ("one", "two"):
         assert files_of(tmp_path / name) == files_of(alone.path)
     assert until_empty(lambda: [process for process in started if process.is_running()], 10.0) == []

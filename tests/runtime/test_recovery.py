@@ -20,11 +20,12 @@ from asyncfed import (
 )
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP, FedAvg, LocalSteps
+from asyncfed.runtime.ray_actors import actors_kept
 from benchmarks.kills import ActorKiller, actors_left
 from tests.helpers import files_of
 from topologies import star, stochastic_directed
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("own_actors")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 _UNEVEN = VirtualTime("uniform(0.8, 1.2)", latency="exponential(0.3)", loss=0.05)
 
@@ -44,9 +45,10 @@ def test_a_run_whose_actors_are_killed_goes_on_by_itself_to_the_same_bytes(kind:
     options: dict[str, Any] = {"backend": "ray", "clients_per_actor": 2, "save_final": True}
     whole = run(scenario(kind), out=tmp_path / "whole", checkpoint_every=None, **options)
     killer = ActorKiller([8, 30], random.Random(kind))
-    with warnings.catch_warnings(record=True) as said:
+    with actors_kept(False), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         result = run(scenario(kind), out=tmp_path / "run", checkpoint_every=5, progress=killer, **options)
+        assert not actors_left()
     assert killer.killed == 2
     assert result.complete
     assert files_of(result.path) == files_of(whole.path)
@@ -58,13 +60,12 @@ def test_a_run_whose_actors_are_killed_goes_on_by_itself_to_the_same_bytes(kind:
     told = [str(one.message) for one in said if issubclass(one.category, RecoveredWarning)]
     assert len(told) == len(recoveries)
     assert "goes on from" in told[0]
-    assert not actors_left()
 
 
 def test_without_recoveries_a_dead_actor_ends_the_run_and_resume_goes_on(tmp_path: Path) -> None:
     options: dict[str, Any] = {"backend": "ray", "clients_per_actor": 2}
     whole = run(scenario("virtual"), out=tmp_path / "whole", **options)
-    with pytest.raises(ActorLostError, match="asyncfed resume"):
+    with actors_kept(False), pytest.raises(ActorLostError, match="asyncfed resume"):
         run(
             scenario("virtual"), out=tmp_path / "run", checkpoint_every=5, max_recoveries=0,
             progress=ActorKiller([20], random.Random(1)), **options,
