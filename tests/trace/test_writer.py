@@ -230,5 +230,5 @@ def test_a_lockstep_trace_is_small_and_quick_to_write(tmp_path: Path) -> None:
     with TraceWriter(tmp_path, 100) as writer:
         append_steps(writer, 100, range(60))
     assert time.perf_counter() - started < 10
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet"))
     assert size / 600_000 < 1.0
