@@ -128,6 +128,10 @@ class ActorLostError(RunError):
     """A Ray actor died and its clients with it."""
 
 
+class OneByOneWarning(UserWarning):
+    """Clients whose networks cannot be computed together."""
+
+
 class RecoveredWarning(UserWarning):
     """Something went wrong while running, and the run goes on."""
 

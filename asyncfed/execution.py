@@ -31,7 +31,7 @@ from asyncfed.runtime.block import Tap
 from asyncfed.runtime.checkpoints import Checkpoints, as_saved, as_state
 from asyncfed.runtime.directory import RunDirectory, plain_json
 from asyncfed.runtime.evaluation import Evaluation
-from asyncfed.runtime.fingerprint import fingerprints
+from asyncfed.runtime.fingerprint import code_fingerprints, fingerprints
 from asyncfed.runtime.local import LocalBackend
 from asyncfed.runtime.lock import Lock
 from asyncfed.runtime.loop import Loop, execute
@@ -94,6 +94,7 @@ class Execution:
         self._engine: Backend | None = None
         self._totals, self._steps_recorded = Totals(), 0
         self._taken, self._stopped = 0, 0.0  # checkpoints, and for how long the mathematics waited
+        self._fingerprints: dict[str, str] | None = None  # of what is run; made with the first checkpoint
 
     def play(self, start: State | None = None) -> Result:
         """To the end, from the beginning or from a checkpoint."""
@@ -119,7 +120,7 @@ class Execution:
             finally:
                 self._say_how_it_ended(ended)
         self._checkpoints.clear()
-        return Result(self.directory, final)
+        return Result(self.directory, final, self.scenario.problem)
 
     def _say_how_it_ended(self, ended: dict[str, Any]) -> None:
         self.manifest |= {
@@ -241,6 +242,7 @@ class Execution:
         """Take down how everything stands; it is put together and written beside the run."""
         assert self._engine is not None
         values, waiting, place = self._engine.state(), writer.put_down(), as_state(Saved.of(loop))
+        of_code = self._of_code
         facts: dict[str, Any] = {"told": plain_json(asdict(told)), "steps_done": at.steps_done}
 
         def write() -> None:
@@ -248,13 +250,15 @@ class Execution:
                 states = {"backend": values(), "trace": as_state(waiting()), "loop": place}
             except ActorLostError:
                 return  # whoever is waiting for it will say so
+            if self._fingerprints is None:
+                self._fingerprints = fingerprints(self.scenario, of_code)
             self._checkpoints.write(joined(states, facts | {"fingerprints": self._fingerprints}))
 
         record.checkpoint(write)
 
     @cached_property
-    def _fingerprints(self) -> dict[str, str]:
-        return fingerprints(self.scenario)
+    def _of_code(self) -> dict[str, str]:
+        return code_fingerprints(self.scenario)
 
     def _tell(self, tick: Tick, loss: float | None, totals: Totals) -> None:
         if self.progress is None or self._engine is None:

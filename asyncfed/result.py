@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from asyncfed.problems import Problem
     from asyncfed.scenario import Scenario
 
 _MOST_COLUMNS = 1000
@@ -31,9 +32,15 @@ class Result:
     edge; `status` is complete, interrupted, failed, or running.
     """
 
-    def __init__(self, directory: RunDirectory, final: dict[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        final: dict[str, torch.Tensor] | None = None,
+        problem: Problem | None = None,
+    ) -> None:
         self._directory = directory
         self._final = final
+        self._problem = problem
 
     @property
     def path(self) -> Path:
@@ -163,6 +170,15 @@ class Result:
         if self._final is None:
             self._final = self._saved()
         return self._final
+
+    def model(self, client: int | None = None, problem: Problem | None = None) -> dict[str, torch.Tensor]:
+        """A client's final model by name, or the server's: what `load_state_dict` of the module takes.
+
+        `problem` is needed for a run that was loaded, of a problem of your own functions.
+        """
+        from asyncfed.problems.named import model_by_name
+
+        return model_by_name(problem or self._problem or self.scenario.problem, self.final, client)
 
     def __repr__(self) -> str:
         return f"<Result {self.path} ({self.status})>"

@@ -98,6 +98,7 @@ class PushDIGing(Part, AmongPeers):
     exact = ("v",)
     conserves = True
     tracks = True
+    moves_buffers = ("local",)
 
     @property
     def moves_by_weight(self) -> bool:
@@ -127,7 +128,7 @@ class PushDIGing(Part, AmongPeers):
         u, v, lam = inbox["u"], inbox["v"], memory["lam"]
         alpha = rates(self.lr, at.steps, u)
         x = u / v.to(u)
-        gradient, loss = at.derivatives.inner_gradient(x, lam, at.batch)
+        gradient, loss = at.gradient(x, lam)
         if self.weight_decay:
             gradient += self.weight_decay * x
         if self.omega0 is not None:  # g(t)
