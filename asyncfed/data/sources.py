@@ -45,8 +45,8 @@ def client_data(
     Parameters
     ----------
     source
-        A tuple of arrays (x, y), a dict of arrays, one array, a list of samples, a map-style Dataset of torch,
-        a DataFrame, or a Hugging Face dataset.
+        A tuple of arrays (x, y), a dict of arrays, one array, a list of samples, a map-style Dataset of
+        torch, a DataFrame, or a Hugging Face dataset.
     clients, partition
         So many clients, dealt to by a partition of ours ("iid" unless told: "shards:2", "dirichlet:0.4", …),
         which looks at the target.
@@ -138,8 +138,8 @@ def _shares(
     given = [name for name, value in ways.items() if value is not None]
     if len(given) != 1:
         raise DataError(
-            f"{' and '.join(given) or 'nothing'} says whose the samples are; give clients=… (and a partition), "
-            "or column=…, or indices=…"
+            f"{' and '.join(given) or 'nothing'} says whose the samples are; give clients=… (and a "
+            "partition), or column=…, or indices=…"
         )
     if clients is None and partition is not None:
         raise DataError(f"a partition and {given[0]} are given, and both say whose the samples are; give one")
@@ -176,7 +176,7 @@ def _given(indices: Sequence[Sequence[int]], count: int) -> list[IntArray]:
         share = np.asarray(own)
         if share.ndim != 1 or share.dtype.kind not in "iu" or not len(share):
             raise DataError(
-                f"the indices of client {client} are {str(own)[:60]}; give a list of at least one whole number"
+                f"the indices of client {client} are {str(own)[:60]}; give a list of whole numbers"
             )
         if share.min() < 0 or share.max() >= count:
             raise DataError(
