@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from asyncfed.errors import ActorLostError, RecoveredWarning, RunStopped
+from asyncfed.errors import ActorLostError, DivergenceError, RecoveredWarning, RunStopped
 from asyncfed.goals import Goal
 from asyncfed.options import Options
 from asyncfed.protocols.part import Scene, Tensors
@@ -104,7 +104,7 @@ class Execution:
                 stop.take_over()  # Ray may have been started just now
                 self.manifest["placement"] = vars(self._engine.placement)
                 self.directory.write_manifest(status="running", **self.manifest)
-                final = self._with_recoveries(self._engine, start, stop)
+                final = self._to_the_end(self._engine, start, stop)
             ended = {"status": "complete"}
         except KeyboardInterrupt as stopped:
             ended = {"status": "interrupted", "error": str(stopped) or "stopped by the user"}
@@ -134,6 +134,15 @@ class Execution:
             if ended["status"] == "complete":
                 raise
             # A disk that takes nothing: what ended the run is being told already.
+
+    def _to_the_end(self, engine: Backend, start: State | None, stop: Stopping) -> Tensors:
+        try:
+            return self._with_recoveries(engine, start, stop)
+        except DivergenceError as error:  # whoever found it knows only numbers
+            names = self.scene.network.names
+            if not names.given:
+                raise
+            raise error.called(names.__getitem__) from error
 
     def _with_recoveries(self, engine: Backend, start: State | None, stop: Stopping) -> Tensors:
         """Attempts, until one comes to its end, or too many have lost somebody."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
-from asyncfed.reading import is_number, short
+from asyncfed.network.names import Names, stored_names
+from asyncfed.reading import is_number, is_whole, short
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.trace import Trace
 
@@ -84,7 +85,27 @@ class Result:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client: steps and final metrics; empty for a run that did not end."""
-        return _frame(self._rows("clients.jsonl"))
+        rows, names = self._rows("clients.jsonl"), self.names
+        frame = _frame(rows)
+        if names.given and rows:
+            if not all(is_whole(row.get("client"), 0, len(names) - 1) for row in rows):
+                raise TraceError(
+                    f"{self.path / 'clients.jsonl'} is damaged: it does not say whose rows it has"
+                )
+            frame["client"] = names.column(frame["client"].to_numpy())
+        return frame
+
+    @cached_property
+    def names(self) -> Names:
+        """What clients (and a server, which comes last) are called: by the graph of scenario.json, or by
+        their numbers where it has no names, or none that could be read.
+        """
+        try:
+            topology = self._directory.scenario().get("topology")
+        except TraceError:  # what the trace holds can be read without
+            topology = None
+        nodes = self.manifest.get("nodes", self.manifest.get("clients", 0))
+        return stored_names(topology, nodes)
 
     @cached_property
     def trace(self) -> Trace:
@@ -97,7 +118,9 @@ class Result:
             raise TraceError(
                 f"{self.path / 'run.json'} does not say how many nodes there are; it was changed"
             )
-        trace = Trace(self._directory.trace, nodes=nodes)  # empty, where a kill came before its first row
+        trace = Trace(
+            self._directory.trace, nodes, self.names
+        )  # empty, where a kill came before its first row
         counted = manifest.get("totals", {})
         if manifest.get("status") == "complete" and "sent" in counted:
             trace.check_complete(counted["sent"] + counted.get("link_down", 0), manifest.get("steps"))

@@ -308,7 +308,8 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
             "{'inner': result.final['inner']}"
         )
     for name, what in (initial or {}).items():
-        if str(name).partition("/")[0] not in known:  # what several methods find is "hypergradient/0", …
+        of, _, which = str(name).partition("/")  # what several methods find is "hypergradient/0", …
+        if of not in known or (which and (of in lengths or not which.isdecimal())):
             raise UnknownNameError(
                 "variable in initial", str(name), known, "leave out what this method does not begin with"
             )

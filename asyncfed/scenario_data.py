@@ -20,6 +20,7 @@ import numpy as np
 
 from asyncfed.data.torchvision_import import no_downloads
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.network.attributes import OF_EDGES, OF_NODES, extra_of, extra_text
 from asyncfed.problems import problem_from_recipe
 from asyncfed.reading import is_whole, short
 from asyncfed.registry import from_data, to_data
@@ -28,7 +29,6 @@ from asyncfed.scenario import Scenario
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MOST_NODES = 1 << 22
 _MOST = 10**8  # of any number that says how much there is of something
-_OF_NODES = ("compute", "uplink", "downlink", "device", "pos")  # what of a node's attributes is kept
 
 
 def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
@@ -111,12 +111,14 @@ def _difference(where: str, old: Any, new: Any) -> str:
 
 
 def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
-    """A graph in columns: compact for many edges."""
+    """A graph in columns: compact for many edges. Attributes of one's own decide nothing, so none is kept."""
     index = {node: place for place, node in enumerate(graph.nodes)}
     edges = [(index[a], index[b], marks) for a, b, marks in graph.edges(data=True)]
-    names = sorted({name for _, _, marks in edges for name in marks})
+    names = [name for name in sorted(OF_EDGES) if any(name in marks for _, _, marks in edges)]
     server = graph.graph.get("server")
     about = {} if server is None else {"server": _label(server)}
+    if own := extra_of(graph):
+        about["extra"] = extra_text(own)
     return {
         "directed": graph.is_directed(),
         "nodes": len(index) if list(index) == list(range(len(index))) else [_label(node) for node in index],
@@ -133,7 +135,7 @@ def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
 def _of_nodes(graph: nx.Graph) -> dict[str, Any]:
     """What nodes say of themselves, where any does."""
     marks = [marks for _, marks in graph.nodes(data=True)]
-    kept = [name for name in _OF_NODES if any(name in own for own in marks)]
+    kept = [name for name in OF_NODES if any(name in own for own in marks)]
     if not kept:
         return {}
     return {"of_nodes": {name: [_node_data(own.get(name)) for own in marks] for name in kept}}

@@ -32,6 +32,7 @@ from asyncfed import Scenario, load, load_study, run, run_study
 from asyncfed.cli import app
 from asyncfed.data import torchvision_import
 from asyncfed.errors import AsyncfedError, DataError, RunExistsError, ScenarioError, StorageError, TraceError
+from asyncfed.network.names import Names
 from asyncfed.network.presence import PresenceFile
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP, FedAvg, LocalSteps
@@ -194,7 +195,7 @@ def test_a_pipe_as_a_tail_or_a_network_is_refused_at_once(tmp_path: Path) -> Non
         with pytest.raises(ScenarioError, match="named pipe"):
             with_devices(ring(3), tmp_path / "times.csv")
         with pytest.raises(ScenarioError, match="named pipe"):
-            PresenceFile(str(tmp_path / "times.csv")).attend(range(3), 3, None)  # refused before it draws
+            PresenceFile(str(tmp_path / "times.csv")).attend(Names(range(3)), None)  # refused before it draws
 
 
 @pytest.mark.parametrize("name", ["messages/99999999999.parquet", "messages/99999999999.tail.parquet"])
