@@ -42,7 +42,7 @@ from asyncfed.study import Study, Summary, SummaryTable
 from asyncfed.trace import Trace
 from asyncfed.trace.columns import SCHEMAS, schema_for
 from tests.trace import naive
-from topologies import load as load_topology
+from topologies import from_file as load_topology
 from topologies import ring, star, with_devices
 
 FILES = (

@@ -31,7 +31,8 @@ class Names:
     """The names of the nodes 0, 1, …, made of the labels that a graph has for them."""
 
     def __init__(self, labels: Sequence[Hashable]) -> None:
-        counted = {label for label in labels if is_whole(label)} == set(range(len(labels)))
+        everybody = range(len(labels))
+        counted = labels == everybody or {one for one in labels if is_whole(one)} == set(everybody)
         self._names = None if counted else tuple(map(str, labels))
         self._count = len(labels)
 

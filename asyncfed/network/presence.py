@@ -15,8 +15,6 @@ What an absence does, each presence says:
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +27,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.distributions import Distribution, as_distribution
 from asyncfed.network.names import Names, plain_name
 from asyncfed.network.uptimes import AlternatingTimes, GivenTimes, Intervals, Uptimes, checked_intervals
-from asyncfed.reading import open_regular
+from asyncfed.reading import csv_lines
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -159,16 +157,7 @@ class PresenceFile:
 def csv_rows(path: str | os.PathLike[str], header: tuple[str, ...]) -> list[tuple[int, list[str]]]:
     """Line numbers and fields of a file in CSV, which must have this header; empty lines are passed over."""
     named = ",".join(header)
-    try:
-        with open_regular(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [field.strip() for field in row]) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ScenarioError(
-            f"cannot read {path}: {reason}; it must be a CSV file with the header {named}"
-        ) from None
-    rows = [(line, row) for line, row in rows if any(row)]
+    rows = csv_lines(path, f"the header {named}")
     if not rows or tuple(rows[0][1]) != header:
         found = ",".join(rows[0][1]) if rows else "nothing"
         raise ScenarioError(f"{path} begins with {found}; its first line must be the header {named}")

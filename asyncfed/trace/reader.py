@@ -65,7 +65,7 @@ class Trace:
         if not 1 <= nodes <= MOST_NODES:
             raise TraceError(f"nodes is {nodes}; a trace is of 1 to {MOST_NODES:,} nodes")
         self.node_count = nodes
-        self.names = names or Names(range(nodes))
+        self.names = Names(range(nodes)) if names is None else names
 
     def __repr__(self) -> str:
         return f"Trace({str(self.directory)!r}, nodes={self.node_count})"
