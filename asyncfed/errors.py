@@ -131,6 +131,10 @@ class QuorumError(RunError):
         return type(self), self.arguments
 
 
+class CallbackError(RunError):
+    """A callback of `run` failed; the run ended there, and can be resumed without it."""
+
+
 class StorageError(RunError):
     """What a run writes could not be written: the disk is full, read-only, or gone."""
 
@@ -154,6 +158,10 @@ class RecoveredWarning(UserWarning):
 
 class UnsoundWarning(UserWarning):
     """A method that the network gives no right to its answer."""
+
+
+class CallbackWarning(UserWarning):
+    """A callback that failed while a run was ending anyhow."""
 
 
 class WaitingWarning(UserWarning):
