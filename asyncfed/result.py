@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
+from asyncfed.homes import checked_imports
 from asyncfed.network.names import Names, stored_names
 from asyncfed.reading import is_number, is_whole, short
 from asyncfed.runtime.directory import RunDirectory
@@ -32,9 +34,15 @@ class Result:
     edge; `status` is complete, interrupted, failed, or running.
     """
 
-    def __init__(self, directory: RunDirectory, final: dict[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        final: dict[str, torch.Tensor] | None = None,
+        imports: tuple[str, ...] = (),
+    ) -> None:
         self._directory = directory
         self._final = final
+        self._imports = imports
 
     @property
     def path(self) -> Path:
@@ -156,13 +164,15 @@ class Result:
 
     @cached_property
     def scenario(self) -> Scenario:
-        """The scenario, built again from what the run directory says."""
+        """The scenario, built again from what the run directory says. Methods and problems of one's own are
+        found where they are registered, or in the modules that `load` was allowed to import.
+        """
         from asyncfed.scenario_data import scenario_from_data
 
         data = self._directory.scenario()
         data.pop("versions", None)
         try:
-            return scenario_from_data(data)
+            return scenario_from_data(data, self._imports)
         except AsyncfedError:
             raise
         except (
@@ -238,6 +248,10 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load(path: str | os.PathLike[str]) -> Result:
-    """Open a run again, whole or partial."""
-    return Result(RunDirectory.open(path))
+def load(path: str | os.PathLike[str], *, imports: Collection[str] = ()) -> Result:
+    """Open a run again, whole or partial.
+
+    `imports` names the modules (or packages) that may be imported, which runs their code, to find methods and
+    problems of one's own that the run's scenario names. Without it nothing is imported that a run names.
+    """
+    return Result(RunDirectory.open(path), imports=checked_imports(imports))

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from asyncfed.callbacks import Callback, checked_callbacks
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError, UnknownNameError, UnsoundWarning
 from asyncfed.execution import Execution, Progress
+from asyncfed.homes import checked_imports
 from asyncfed.options import Options
 from asyncfed.protocols.part import Scene, Tensors
 from asyncfed.result import Result
@@ -136,6 +137,7 @@ def resume(
     max_recoveries: int | None = None,
     progress: bool | Callable[[Progress], None] | None = None,
     callbacks: Sequence[Callback] = (),
+    imports: Collection[str] = (),
 ) -> Result:
     """Go on with a run that was interrupted, killed or failed, to the same bytes as if it never had been.
 
@@ -157,8 +159,10 @@ def resume(
         As for `run`, where they are to be others now.
     progress, callbacks
         As for `run`. Evaluations that were recorded before are not told again.
+    imports
+        As for `load`: modules that may be imported for methods and problems of one's own.
     """
-    directory = RunDirectory.open(path)
+    directory, modules = RunDirectory.open(path), checked_imports(imports)
     listeners = checked_callbacks(callbacks)
     check_progress(progress)
     with locked(directory.path) as lock, watching(progress) as tell:
@@ -166,7 +170,7 @@ def resume(
         _require_unfinished(directory.path, manifest)
         told = directory.scenario()
         _require_versions(directory.path, told.pop("versions", {}))
-        scenario = _same_scenario(directory.path, told, scenario)
+        scenario = _same_scenario(directory.path, told, scenario, modules)
         changes = {
             "backend": backend, "clients_per_actor": clients_per_actor, "address": address,
             "checkpoint_every": checkpoint_every, "max_recoveries": max_recoveries,
@@ -259,10 +263,12 @@ def _require_versions(path: Path, then: Any) -> None:
         )
 
 
-def _same_scenario(path: Path, told: Mapping[str, Any], given: Scenario | None) -> Scenario:
+def _same_scenario(
+    path: Path, told: Mapping[str, Any], given: Scenario | None, imports: tuple[str, ...]
+) -> Scenario:
     if given is None:
         try:
-            return scenario_from_data(told)
+            return scenario_from_data(told, imports)
         except ScenarioError as error:
             raise ScenarioError(
                 f"the scenario of {path} cannot be built again from what it says: {error}. "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import networkx as nx
@@ -20,6 +20,7 @@ import numpy as np
 
 from asyncfed.data.torchvision_import import no_downloads
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.homes import find, homes_of
 from asyncfed.network.attributes import OF_EDGES, OF_NODES, extra_of, extra_text
 from asyncfed.problems import problem_from_recipe
 from asyncfed.reading import is_whole, short
@@ -34,7 +35,7 @@ _MOST = 10**8  # of any number that says how much there is of something
 def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
     """Plain data (what JSON can hold) that says all of a scenario."""
     recipe = scenario.problem.recipe
-    return {
+    data = {
         "name": scenario.name,
         "problem": recipe.as_dict() if recipe is not None else {"own": scenario.problem.name},
         "topology": graph_to_data(scenario.topology),
@@ -46,11 +47,17 @@ def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
         "evaluate_every": scenario.evaluate_every,
         "until": to_data(scenario.until),
     }
+    homes = homes_of({key: value for key, value in data.items() if key != "topology"})
+    return data | ({"homes": homes} if homes else {})
 
 
-def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
-    """The scenario that `scenario_to_data` wrote down."""
+def scenario_from_data(data: Mapping[str, Any], imports: Collection[str] = ()) -> Scenario:
+    """The scenario that `scenario_to_data` wrote down; things of one's own are registered, or in modules that
+    may be imported.
+    """
     known = [f.name for f in dataclasses.fields(Scenario)]
+    data = dict(data)
+    homes = data.pop("homes", {})
     for key in data:
         if key not in known:
             raise UnknownNameError("key in a scenario", key, known)
@@ -66,6 +73,7 @@ def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
             "To have it stored next time, make it in a function marked with @problem_factory from "
             "asyncfed.problems"
         )
+    find({key: value for key, value in data.items() if key != "topology"}, homes, imports)
     values = {
         key: value if key == "name" else from_data(value, "a scenario")
         for key, value in data.items()
@@ -91,8 +99,9 @@ def _check_sizes(arguments: Mapping[str, Any], nodes: int) -> None:
 
 def difference(old: Mapping[str, Any], scenario: Scenario) -> str:
     """The first difference between a scenario on disk and this one; "" where there is none."""
-    new = json.dumps(scenario_to_data(scenario))
-    there = {key: value for key, value in old.items() if key != "versions"}
+    now = {key: value for key, value in scenario_to_data(scenario).items() if key != "homes"}
+    new = json.dumps(now)
+    there = {key: value for key, value in old.items() if key not in ("versions", "homes")}
     return _difference(
         "",
         json.loads(_ADDRESS.sub("", json.dumps(there))),

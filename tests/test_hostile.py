@@ -794,8 +794,9 @@ def test_whatever_bytes_and_values_are_changed_only_our_errors_come(
 def test_reading_a_run_imports_and_runs_nothing_that_it_names(copy: Path) -> None:
     (copy / "evil.py").write_text("raise SystemExit('it was imported')")
     change(
-        copy, "scenario.json", protocol={"type": "evil.Evil"}, problem={"factory": "evil", "arguments": {}}
-    )
+        copy, "scenario.json", protocol={"type": "evil.Evil"}, problem={"factory": "evil", "arguments": {}},
+        homes={"evil.Evil": "evil", "evil": "evil"},
+    )  # fmt: skip
     script = (
         "import sys, asyncfed\n"
         f"result = asyncfed.load({str(copy)!r})\n"
