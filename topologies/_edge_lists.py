@@ -49,7 +49,11 @@ def edge_list(
         pair = (a, b) if directed or number[a] < number[b] else (b, a)
         marks = _marks(cells, edge_name(pair, directed), where, extra)
         first, before, times = met.setdefault(pair, (where, marks, []))
-        if first is not where and (before != marks or not times):
+        if cells.get("t2") and not cells.get("t1"):
+            raise TopologyError(f"{where}: t2 is {cells['t2']} and t1 is empty; say from when")
+        if cells.get("t1") and "schedule" in marks:
+            raise TopologyError(f"{where}: it has a schedule and t1; give one of them")
+        if first is not where and (before != marks or not times or not cells.get("t1")):
             raise TopologyError(
                 f"{where}: the link {a}→{b} stands in {first} already"
                 + ("; give it once, or say directed=True where its two directions are meant" * (not directed))

@@ -7,7 +7,7 @@ A file has them as one text, "club, weight".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from asyncfed.errors import TopologyError, UnknownNameError
 
@@ -22,12 +22,17 @@ OF_GRAPHS = ("name", "server", "recipe", "extra")
 def check_attributes(graph: nx.Graph) -> None:
     """Refuse what is neither known nor listed in `extra`, naming the nearest that is."""
     own = extra_of(graph)
-    _check("the graph", graph.graph, OF_GRAPHS, own)
-    for node, marks in graph.nodes(data=True):
-        _check(f"node {node}", marks, OF_NODES, own)
     arrow = "→" if graph.is_directed() else "–"
-    for a, b, marks in graph.edges(data=True):
-        _check(f"edge {a}{arrow}{b}", marks, OF_EDGES, own)
+    for places, known in (
+        ([(graph.graph,)], OF_GRAPHS),
+        (graph.nodes(data=True), OF_NODES),
+        (graph.edges(data=True), OF_EDGES),
+    ):
+        allowed = own.union(known)
+        for *ends, marks in places:
+            if not marks.keys() <= allowed:
+                where = f"{'edge' if len(ends) == 2 else 'node'} {arrow.join(map(str, ends))}"
+                _refuse(where if ends else "the graph", marks, known, own)
 
 
 def extra_of(graph: nx.Graph) -> frozenset[str]:
@@ -48,12 +53,7 @@ def extra_text(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _check(where: str, marks: Mapping[Any, Any], known: tuple[str, ...], own: frozenset[str]) -> None:
-    for name in marks:
-        if name not in known and name not in own:
-            raise UnknownNameError(
-                f"attribute of {where}",
-                str(name),
-                known,
-                f"where it is one of your own, say so: graph.graph['extra'] = [{str(name)!r}]",
-            )
+def _refuse(where: str, marks: Mapping[Any, Any], known: tuple[str, ...], own: frozenset[str]) -> NoReturn:
+    name = next(name for name in marks if name not in known and name not in own)
+    remedy = f"where it is one of your own, say so: graph.graph['extra'] = [{str(name)!r}]"
+    raise UnknownNameError(f"attribute of {where}", str(name), known, remedy)

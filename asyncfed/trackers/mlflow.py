@@ -20,7 +20,8 @@ class MLflow(Callback):
     experiment
         Its name; it is made where there is none.
     tracking_uri
-        Where to, as MLflow has it ("sqlite:///mlflow.db", "http://…"); by default where MLflow would.
+        Where to, as MLflow has it; by default where MLflow would. ("sqlite:///mlflow.db" needs the whole of
+        MLflow, "http://…" its client only, which is what the extra installs.)
     per_client
         Whether to log the metrics of every client too.
     """
