@@ -11,9 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncfed.callbacks import Callback, EvaluationReport, MessageSummary, PhaseStart, RunStart
     from asyncfed.errors import (
         ActorLostError,
         AsyncfedError,
+        CallbackError,
         DataError,
         DivergenceError,
         OneByOneWarning,
@@ -48,9 +50,11 @@ if TYPE_CHECKING:
     from asyncfed.trace import Trace
 
 _HOMES = {
+    "asyncfed.callbacks": ("Callback", "EvaluationReport", "MessageSummary", "PhaseStart", "RunStart"),
     "asyncfed.errors": (
         "ActorLostError",
         "AsyncfedError",
+        "CallbackError",
         "DataError",
         "DivergenceError",
         "OneByOneWarning",
@@ -92,17 +96,23 @@ __all__ = [
     "AsyncfedError",
     "AtLeast",
     "AtMost",
+    "Callback",
+    "CallbackError",
     "DataError",
     "DivergenceError",
+    "EvaluationReport",
     "HypergradientEstimate",
     "Lockstep",
+    "MessageSummary",
     "OneByOneWarning",
+    "PhaseStart",
     "Progress",
     "QuorumError",
     "RecoveredWarning",
     "Result",
     "RunError",
     "RunExistsError",
+    "RunStart",
     "RunStopped",
     "Scenario",
     "ScenarioError",

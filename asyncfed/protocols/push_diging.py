@@ -154,7 +154,7 @@ def require_all_arrive(scene: Scene, method: str) -> None:
     if network.lossless or scene.timing.running_sums is not False:
         return
     edge = int(np.flatnonzero(network.loss)[0])
-    sender, receiver = (network.labels[int(ends[edge])] for ends in (network.senders, network.receivers))
+    sender, receiver = (network.names[int(ends[edge])] for ends in (network.senders, network.receivers))
     raise TopologyError(
         f"{method} tracks the sum of all gradients, and a lost message takes its share of it away for ever; "
         f"link {sender}→{receiver} loses a message with probability {network.loss[edge]:g}: leave "

@@ -105,7 +105,7 @@ class _Asking:
         n = schedule.n
         weighted = method.server.weighted
         self._importance = self._samples["inner"].astype(float) if weighted else np.ones(n)
-        self._server, self._stage, self._schedule = method.server, stage, schedule
+        self._server, self._stage, self._schedule = method.server.on(stage.scene.network), stage, schedule
         self._parts: dict[int, Round] = {}
         self._numbers = 0
         self._turns = 0
