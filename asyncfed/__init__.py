@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncfed.callbacks import Callback, EvaluationReport, MessageSummary, PhaseStart, RunStart
+    from asyncfed.comparison import Comparison, compare
     from asyncfed.errors import (
         ActorLostError,
         AsyncfedError,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "asyncfed.callbacks": ("Callback", "EvaluationReport", "MessageSummary", "PhaseStart", "RunStart"),
+    "asyncfed.comparison": ("Comparison", "compare"),
     "asyncfed.errors": (
         "ActorLostError",
         "AsyncfedError",
@@ -98,6 +100,7 @@ __all__ = [
     "AtMost",
     "Callback",
     "CallbackError",
+    "Comparison",
     "DataError",
     "DivergenceError",
     "EvaluationReport",
@@ -129,6 +132,7 @@ __all__ = [
     "UnknownNameError",
     "UnsoundWarning",
     "VirtualTime",
+    "compare",
     "hypergradient",
     "load",
     "load_study",

@@ -302,3 +302,38 @@ def trace(
     if csv is not None:
         write_csv(frame if top is None else frame.head(top), csv)
     print_frame(stdout(), frame.head(20 if top is None else top), len(frame), what, ending(result))
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def compare(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Directories of runs, or of studies and sweeps.")
+    ],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare this one; accuracy or loss unless told. Repeatable."),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS=POINT",
+            help="Where: step=100, virtual_time=20, bytes=1e6 or rounds=50; unless told, at the furthest "
+            "point of each that all runs have come to. Repeatable.",
+        ),
+    ] = None,
+    sort: Annotated[bool, typer.Option("--sort", help="The best last value first.")] = False,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write all metrics as plain numbers to this file.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw the (first) metric into this .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Compare runs: what differs, and metrics at equal steps, virtual time, bytes and rounds.
+
+    Runs that differ by their seed only are one row, mean ± standard error.
+    """
+    from asyncfed.cli.comparing import print_comparison
+
+    print_comparison(paths, metric or [None], at or (), sort=sort, csv=csv, picture=picture)
