@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         UnsoundWarning,
     )
     from asyncfed.estimation import HypergradientEstimate, hypergradient
+    from asyncfed.exporting import export
     from asyncfed.goals import AtLeast, AtMost
     from asyncfed.network import Lockstep, VirtualTime
     from asyncfed.result import Result, load
@@ -74,6 +75,7 @@ _HOMES = {
         "UnsoundWarning",
     ),
     "asyncfed.estimation": ("HypergradientEstimate", "hypergradient"),
+    "asyncfed.exporting": ("export",),
     "asyncfed.goals": ("AtLeast", "AtMost"),
     "asyncfed.network": ("Lockstep", "VirtualTime"),
     "asyncfed.result": ("Result", "load"),
@@ -133,6 +135,7 @@ __all__ = [
     "UnsoundWarning",
     "VirtualTime",
     "compare",
+    "export",
     "hypergradient",
     "load",
     "load_study",

@@ -32,7 +32,7 @@ def test_public_names() -> None:
         DivergenceError EvaluationReport HypergradientEstimate Lockstep MessageSummary OneByOneWarning
         PhaseStart Progress QuorumError RecoveredWarning Result RunError RunExistsError RunStart RunStopped
         Scenario ScenarioError SeriesDivergesError StorageError Study StudyProgress StudyResult Summary
-        SummaryTable TopologyError Trace TraceError UnknownNameError UnsoundWarning VirtualTime compare
+        SummaryTable TopologyError Trace TraceError UnknownNameError UnsoundWarning VirtualTime compare export
         hypergradient load load_study resume run run_study
     """
     assert sorted(asyncfed.__all__) == names.split()

@@ -337,3 +337,28 @@ def compare(
     from asyncfed.cli.comparing import print_comparison
 
     print_comparison(paths, metric or [None], at or (), sort=sort, csv=csv, picture=picture)
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def export(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    to: Annotated[
+        str,
+        typer.Option(help="What to write.", metavar="perfetto|chrome|csv|graphml|gexf|parquet"),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file (csv: the folder); by default in export/ of the run."),
+    ] = None,
+) -> None:
+    """Write a run for other programs: a timeline, tables, or the network with what was measured."""
+    from asyncfed.cli.tables import stdout
+    from asyncfed.exporting import export as write
+
+    if (path / "study.json").exists():
+        from asyncfed.cli.studies import refuse_study
+
+        refuse_study(path)
+    for file in write(path, to, out):
+        stdout().print(str(file), soft_wrap=True)
