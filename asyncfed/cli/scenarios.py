@@ -39,7 +39,7 @@ def known_studies() -> dict[str, str]:
 
 def load_work(name: str, settings: Sequence[str] = (), seed: int | None = None) -> Scenario | Study:
     """What a name or a path means, a scenario or a study, with its settings changed as asked."""
-    from asyncfed.cli.settings import parse_settings
+    from asyncfed.settings import parse_settings
 
     changes = parse_settings(settings)
     path = _locate(name)
@@ -106,7 +106,7 @@ def _telling(path: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _scenario(module: ModuleType, path: Path, changes: Mapping[str, Any], seed: int | None) -> Scenario:
-    from asyncfed.cli.settings import apply_settings
+    from asyncfed.settings import apply_settings
 
     parameters = _parameters(module, "scenario")
     arguments = {key: _checked(key, changes[key], parameters[key]) for key in changes if key in parameters}
