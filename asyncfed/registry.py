@@ -6,7 +6,8 @@ A method, an option, a problem is registered where it is defined, with one line 
     @dataclass(frozen=True)
     class SGP: …
 
-From then on its name stands for it. `to_data` and `from_data` write a value as plain data (what JSON can
+From then on its name stands for it, and what it is made of is checked against its annotations (`checks`).
+`to_data` and `from_data` write a value as plain data (what JSON can
 hold) and build it again; `read` builds it from text, such as `PDBO(SGP(3, 0.1), HGP(2), outer_steps=1)`. Only
 what is registered is ever built. Nothing is evaluated or unpickled.
 """
@@ -22,7 +23,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.checks import checked
+from asyncfed.errors import DataError, ScenarioError, UnknownNameError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -72,6 +74,7 @@ def register(kind: str, name: str | None = None) -> Callable[[T], T]:
         _THINGS[kind][chosen] = thing
         if isinstance(thing, type):
             _NAMES[thing] = (kind, chosen)
+            checked(error=DataError if kind == "partition" else ScenarioError)(thing)
         return thing
 
     return mark

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from asyncfed.checks import PathLike, PositiveInt, checked
 from asyncfed.data.shards import ClientData, ClientShards
+from asyncfed.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def class_counts(data: ClientData | ClientShards, classes: int) -> pd.DataFrame:
+@checked(error=DataError)
+def class_counts(data: ClientData | ClientShards, classes: PositiveInt) -> pd.DataFrame:
     """Number of samples, one row per client and one column per class.
 
     The labels are the last of the tensors. For `ClientData` the three splits are added up.
@@ -32,7 +34,8 @@ def class_counts(data: ClientData | ClientShards, classes: int) -> pd.DataFrame:
     )
 
 
-def plot_class_counts(data: ClientData | ClientShards, classes: int, path: str | os.PathLike[str]) -> None:
+@checked(error=DataError)
+def plot_class_counts(data: ClientData | ClientShards, classes: PositiveInt, path: PathLike) -> None:
     """Draw `class_counts` as bubbles whose area is the number of samples, and save the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
