@@ -15,10 +15,12 @@ depends on several values at once is for the function or the class itself to ref
 from __future__ import annotations
 
 import collections.abc
+import difflib
 import functools
 import inspect
 import math
 import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -97,9 +99,10 @@ def checked(thing: Any = None, *, error: type[ScenarioError] = ScenarioError) ->
     if thing is None:
         return functools.partial(checked, error=error)
     if not isinstance(thing, type):
-        return _looking(thing, thing.__name__, error, method=False)
+        return _looking(thing, thing.__name__, error, (thing,))
     if not hasattr(vars(thing).get("__init__"), "__wrapped__"):
-        thing.__init__ = _looking(thing.__init__, thing.__name__, error, method=True)  # type: ignore[misc]
+        homes = tuple(reversed(thing.__mro__))
+        thing.__init__ = _looking(thing.__init__, thing.__name__, error, homes)  # type: ignore[misc]
     return thing
 
 
@@ -109,7 +112,13 @@ def fitting(value: Any, hint: Any, what: str, error: type[ScenarioError] = Scena
     try:
         return rule.take(value)
     except _MisfitError as misfit:
-        raise error(f"{what} is {shown(value)}; {misfit.reason or f'it must be {rule.words}'}") from None
+        place, wrong, words = (
+            misfit.place,
+            misfit.value if misfit.place else value,
+            misfit.words or rule.words,
+        )
+        reason = misfit.reason or f"it must be {words}"
+        raise error(f"{what}{place} is {shown(wrong)}; {reason}") from None
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -145,7 +154,13 @@ def shown(value: object, longest: int = _LONGEST) -> str:
 # --- functions and classes ---------------------------------------------------------------------------------
 
 
-def _looking(function: Callable[..., Any], name: str, error: type[ScenarioError], method: bool) -> Any:
+def _looking(
+    function: Callable[..., Any], name: str, error: type[ScenarioError], homes: Sequence[Any]
+) -> Any:
+    """A function that looks at its arguments first. Their annotations stand in its `homes`: the function
+    itself, or classes, of which the later say more. They are read when it is first called, for they may name
+    what is defined below.
+    """
     signature = inspect.signature(function)
     hints: dict[str, Any] = {}
 
@@ -153,7 +168,7 @@ def _looking(function: Callable[..., Any], name: str, error: type[ScenarioError]
     def looked_at(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         if not hints:
-            hints.update(_hints(function, signature, args[0] if method else None))
+            hints.update(_hints(signature, homes))
         for key, value in bound.arguments.items():
             if hints.get(key, Any) is not Any:
                 bound.arguments[key] = fitting(value, hints[key], f"{name}: {key}", error)
@@ -162,12 +177,11 @@ def _looking(function: Callable[..., Any], name: str, error: type[ScenarioError]
     return looked_at
 
 
-def _hints(function: Callable[..., Any], signature: inspect.Signature, of: object | None) -> dict[str, Any]:
+def _hints(signature: inspect.Signature, homes: Sequence[Any]) -> dict[str, Any]:
     """The annotation of every argument; Any where a name in it is not known when the program runs."""
     hints: dict[str, Any] = dict.fromkeys(signature.parameters, Any)
-    for home in [function] if of is None else reversed(type(of).__mro__):
-        made = function if of is None else inspect.unwrap(vars(home).get("__init__", object.__init__))
-        names = getattr(made, "__globals__", {})
+    for home in homes:
+        names = vars(sys.modules.get(home.__module__))
         for key, hint in inspect.get_annotations(home).items():
             if key in hints and signature.parameters[key].kind not in _SEVERAL:
                 hints[key] = _evaluated(hint, names)
@@ -187,8 +201,18 @@ def _evaluated(hint: Any, names: Mapping[str, Any]) -> Any:
 
 
 class _MisfitError(Exception):
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
+    """A value that does not fit, and why, where the words of its rule do not say it. Of an entry of a list
+    or a mapping: at which `place`, and what an entry must be.
+    """
+
+    def __init__(
+        self, reason: str = "", places: tuple[str, ...] = (), value: Any = None, words: str = ""
+    ) -> None:
+        self.reason, self.places, self.value, self.words = reason, places, value, words
+
+    @property
+    def place(self) -> str:
+        return "".join(self.places)
 
 
 class _Rule(NamedTuple):
@@ -222,7 +246,7 @@ def _made_rule(hint: Any) -> _Rule:
     if hint is None or hint is type(None):
         return _Rule(lambda value: _same(value, (None,)), "None")
     if origin is Literal:
-        return _Rule(lambda value: _same(value, inside), _either([repr(choice) for choice in inside]))
+        return _literal(inside)
     if origin in (typing.Union, types.UnionType):
         return _union([_rule(choice) for choice in inside])
     if origin in (tuple, list, collections.abc.Sequence):
@@ -243,14 +267,16 @@ def _number(kind: Any, limits: Range) -> _Rule:
         choices = [(choice, choice in (int, float)) for choice in typing.get_args(kind)]
         return _union([_number(choice, limits) if number else _rule(choice) for choice, number in choices])
 
+    most = limits.high
+
     def take(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
             raise _MisfitError
         plain = int(value) if isinstance(value, Integral) else float(value)
         if isinstance(plain, int) and abs(plain) > _LARGEST:
-            raise _MisfitError(f"that is too large: it must be at most {_LARGEST:,}")
-        if limits.high >= MOST and limits.high < plain < math.inf:
-            raise _MisfitError(f"that is too large: it must be at most {limits.high:,g}")
+            raise _MisfitError(f"that is too large: it must be at most {min(most, _LARGEST):,g}")
+        if most >= MOST and most < plain < math.inf:
+            raise _MisfitError(f"that is too large: it must be at most {most:{',d' if kind is int else 'g'}}")
         if math.isnan(plain) or not limits.holds(plain):
             raise _MisfitError
         return plain
@@ -276,14 +302,43 @@ def _same(value: Any, choices: Sequence[Any]) -> Any:
     raise _MisfitError
 
 
+def _literal(choices: tuple[Any, ...]) -> _Rule:
+    words = _either([repr(choice) for choice in choices])
+    names = [choice for choice in choices if isinstance(choice, str)]
+
+    def take(value: Any) -> Any:
+        try:
+            return _same(value, choices)
+        except _MisfitError:
+            near = difflib.get_close_matches(value, names, 1) if isinstance(value, str) else []
+            raise _MisfitError(f"did you mean {near[0]!r}? It must be {words}" if near else "") from None
+
+    return _Rule(take, words)
+
+
 def _first(value: Any, rules: Sequence[_Rule]) -> Any:
-    reasons = []
+    """As the first rule has it that it fits. Of those that it does not, the one that it nearly does says why:
+    the one that got furthest into it, if that is one alone.
+    """
+    misfits = []
     for rule in rules:
         try:
             return rule.take(value)
         except _MisfitError as misfit:
-            reasons.append(misfit.reason)
-    raise _MisfitError(next(filter(None, reasons), ""))
+            misfits.append(misfit)
+    deepest = max(len(misfit.places) for misfit in misfits)
+    nearest = [misfit for misfit in misfits if len(misfit.places) == deepest and (deepest or misfit.reason)]
+    raise nearest[0] if len(nearest) == 1 else _MisfitError()
+
+
+def _entry(rule: _Rule, place: object, value: Any) -> Any:
+    """An entry of a list or a mapping, as its rule has it."""
+    try:
+        return rule.take(value)
+    except _MisfitError as misfit:
+        inside = (misfit.value, misfit.words) if misfit.places else (value, rule.words)
+        places = (f"[{shown(place, 40)}]", *misfit.places)
+        raise _MisfitError(misfit.reason, places, *inside) from None
 
 
 def _sequence(inside: tuple[Any, ...], fixed: bool) -> _Rule:
@@ -304,8 +359,7 @@ def _sequence(inside: tuple[Any, ...], fixed: bool) -> _Rule:
         if fixed and len(entries) != len(rules):
             raise _MisfitError
         return tuple(
-            rule.take(entry)
-            for rule, entry in zip(rules if fixed else [each] * len(entries), entries, strict=True)
+            _entry(rules[place] if fixed else each, place, entry) for place, entry in enumerate(entries)
         )
 
     return _Rule(take, words)
@@ -329,7 +383,7 @@ def _mapping(inside: tuple[Any, ...]) -> _Rule:
     def take(value: Any) -> dict[Any, Any]:
         if not isinstance(value, Mapping):
             raise _MisfitError
-        return {key.take(name): item.take(entry) for name, entry in value.items()}
+        return {key.take(name): _entry(item, name, entry) for name, entry in value.items()}
 
     return _Rule(take, words)
 

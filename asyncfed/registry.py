@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from asyncfed.checks import checked
-from asyncfed.errors import DataError, ScenarioError, UnknownNameError
+from asyncfed.errors import DataError, ScenarioError, TopologyError, UnknownNameError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -45,6 +45,9 @@ KINDS = (
     "goal",
 )
 _FUNCTIONS = ("problem", "topology")  # kinds whose things are functions, which write down their own recipes
+_ERRORS: Mapping[str, type[ScenarioError]] = {
+    "problem": DataError, "partition": DataError, "topology": TopologyError,
+}  # fmt: skip
 
 _THINGS: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
 _NAMES: dict[type[Any], tuple[str, str]] = {}  # class → (kind, name)
@@ -71,10 +74,10 @@ def register(kind: str, name: str | None = None) -> Callable[[T], T]:
     def mark(thing: T) -> T:
         chosen = thing.__name__ if name is None else name
         _check(kind, chosen, thing)
+        thing = checked(error=_ERRORS.get(kind, ScenarioError))(thing)
         _THINGS[kind][chosen] = thing
         if isinstance(thing, type):
             _NAMES[thing] = (kind, chosen)
-            checked(error=DataError if kind == "partition" else ScenarioError)(thing)
         return thing
 
     return mark

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
@@ -12,7 +13,6 @@ import networkx as nx
 
 from asyncfed.errors import TopologyError, UnknownNameError
 from asyncfed.registry import register, registered
-from topologies._marks import plain
 
 P = ParamSpec("P")
 
@@ -83,7 +83,7 @@ def from_recipe(recipe: str | Mapping[str, Any]) -> nx.Graph:
 
 
 def _as_json(value: object) -> object:
-    value = plain(value)
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (tuple, list)):

@@ -6,16 +6,20 @@ import os
 
 import networkx as nx
 
+from asyncfed.checks import PathLike, PositiveFloat, PositiveInt
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.over_time import LinkTimes
 from asyncfed.network.presence import csv_interval, csv_rows
-from topologies._marks import count_of_clients, whole_number
+from topologies._marks import count_of_clients, require_room_for
 from topologies._recipes import generator
 
 
 @generator
 def contacts(
-    path: str, n: int | None = None, period: float | None = None, directed: bool = False
+    path: PathLike,
+    n: PositiveInt | None = None,
+    period: PositiveFloat | None = None,
+    directed: bool = False,
 ) -> nx.Graph:
     """A network whose links are up while two nodes are in contact, from a file in CSV.
 
@@ -32,11 +36,14 @@ def contacts(
     directed : bool
         Whether a contact goes one way only.
     """
+    path = os.fspath(path)
     network = nx.DiGraph() if directed else nx.Graph()
     try:
         rows = csv_rows(path, ("from", "to", "t1", "t2"))
         number = _numbers(path, [(line, row[:2]) for line, row in rows], n)
-        network.add_nodes_from(range(max(number.values(), default=-1) + 1 if n is None else n))
+        nodes = max(number.values(), default=-1) + 1 if n is None else n
+        require_room_for(nodes, 0)
+        network.add_nodes_from(range(nodes))
         network.add_nodes_from(
             (place, {"label": name}) for name, place in number.items() if not name.isdecimal()
         )
@@ -65,10 +72,9 @@ def _numbers(path: str, rows: list[tuple[int, list[str]]], n: int | None) -> dic
     names = dict.fromkeys(name for _, pair in rows for name in pair)
     if n is None and not all(name.isdecimal() for name in names):
         return {name: place for place, name in enumerate(names)}
-    count = None if n is None else whole_number("n", n, 1)
     for line, pair in rows:
         for name in pair:
-            if not name.isdecimal() or (count is not None and int(name) >= count):
+            if not name.isdecimal() or (n is not None and int(name) >= n):
                 raise TopologyError(
                     f"{path}, line {line} names node {name!r}; with n={n} the nodes are 0 to n - 1"
                 )

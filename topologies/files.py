@@ -16,6 +16,7 @@ from typing import BinaryIO, NamedTuple
 
 import networkx as nx
 
+from asyncfed.checks import PathLike, checked
 from asyncfed.errors import TopologyError
 from asyncfed.reading import open_regular
 from topologies._marks import check_marks, checked_place
@@ -32,7 +33,8 @@ _UNREADABLE = (
 )
 
 
-def save(graph: nx.Graph, path: str | os.PathLike[str]) -> None:
+@checked(error=TopologyError)
+def save(graph: nx.Graph, path: PathLike) -> None:
     """Write a network to a file, whole or not at all.
 
     Parameters
@@ -73,7 +75,8 @@ def save(graph: nx.Graph, path: str | os.PathLike[str]) -> None:
         part.unlink(missing_ok=True)
 
 
-def load(path: str | os.PathLike[str]) -> nx.Graph:
+@checked(error=TopologyError)
+def load(path: PathLike) -> nx.Graph:
     """Read a network that `save` wrote.
 
     Parameters

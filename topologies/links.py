@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 import networkx as nx
 
+from asyncfed.checks import NonNegativeFloat
+from asyncfed.checks import checked as checked_arguments
 from asyncfed.errors import TopologyError
 from asyncfed.network.over_time import Bursts, LinkTimes, VaryingProbability
 from asyncfed.network.uptimes import Intervals
@@ -18,19 +20,19 @@ from topologies._marks import (
     canonical,
     check_marks,
     checked,
-    checked_mark,
     edge_name,
 )
 
 Rule: TypeAlias = Callable[[int, int], Any]
 
 
+@checked_arguments(error=TopologyError)
 @dataclass(frozen=True)
 class ByDistance:
     """`base` + `per_unit` · distance of the two ends."""
 
-    base: float
-    per_unit: float
+    base: NonNegativeFloat
+    per_unit: NonNegativeFloat
 
     def on(self, graph: nx.Graph) -> EdgeFunction:
         places = dict(graph.nodes(data="pos"))
@@ -58,11 +60,10 @@ def by_distance(base: float, per_unit: float) -> ByDistance:
     per_unit : float
         What a unit of distance adds, at least 0.
     """
-    return ByDistance(
-        checked_mark("latency", base, "no distance"), checked_mark("latency", per_unit, "a unit")
-    )
+    return ByDistance(base, per_unit)
 
 
+@checked_arguments(error=TopologyError)
 def with_links(
     graph: nx.Graph,
     probability: float | VaryingProbability | Rule | None = None,

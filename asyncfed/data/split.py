@@ -24,6 +24,10 @@ Fractions = Annotated[
     Sequence[UnitFloat],
     Words("three numbers in [0, 1] (train, validation, test) that add up to 1, the first of them positive"),
 ]
+AnyPartition = Annotated[
+    Partition | str,
+    Words("a partition, such as IID() or DirichletOverClients(0.4), or its text, such as 'dirichlet:0.4'"),
+]
 
 
 @checked(error=DataError)

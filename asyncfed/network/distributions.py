@@ -199,7 +199,7 @@ def as_distribution(value: float | str | Distribution) -> Distribution:
     if isinstance(value, Distribution):
         return value
     if not isinstance(value, str):
-        return Constant(fitting(value, Annotated[Time, Words(_WRITTEN)], "a duration"))
+        return Constant(float(fitting(value, Annotated[Time, Words(_WRITTEN)], "a duration")))
     match = re.fullmatch(r"\s*([a-z]+)\s*\(([^()]*)\)\s*", value)
     if match is None:
         try:
