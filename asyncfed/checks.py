@@ -14,17 +14,19 @@ depends on several values at once is for the function or the class itself to ref
 
 from __future__ import annotations
 
+import builtins
 import collections.abc
 import difflib
 import functools
 import inspect
 import math
 import os
+import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, overload
 
@@ -36,6 +38,9 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 MOST = 2**31 - 1  # of anything that is counted: what a trace has room for
 _LARGEST = 2**63 - 1
+_LONGEST_TEXT = 4096
+_HALVES = re.compile("[\ud800-\udfff]")
+_NOBODYS = ("builtins", "numpy", "torch", "pandas")  # what is from there is no thing of ours, whatever it can
 _LONGEST = 200  # characters of a value in a message
 _SEVERAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -95,14 +100,15 @@ def checked(thing: T) -> T: ...
 @overload
 def checked(*, error: type[ScenarioError]) -> Callable[[T], T]: ...
 def checked(thing: Any = None, *, error: type[ScenarioError] = ScenarioError) -> Any:
-    """A function, or a dataclass, whose arguments are looked at before anything is done with them."""
+    """A function, or a class, whose arguments are looked at before anything is done with them."""
     if thing is None:
         return functools.partial(checked, error=error)
     if not isinstance(thing, type):
         return _looking(thing, thing.__name__, error, (thing,))
     if not hasattr(vars(thing).get("__init__"), "__wrapped__"):
-        homes = tuple(reversed(thing.__mro__))
-        thing.__init__ = _looking(thing.__init__, thing.__name__, error, homes)  # type: ignore[misc]
+        init: Any = thing.__init__  # type: ignore[misc]
+        homes = tuple(reversed(thing.__mro__)) if is_dataclass(thing) else (init,)
+        thing.__init__ = _looking(init, thing.__name__, error, homes)  # type: ignore[misc]
     return thing
 
 
@@ -181,7 +187,7 @@ def _hints(signature: inspect.Signature, homes: Sequence[Any]) -> dict[str, Any]
     """The annotation of every argument; Any where a name in it is not known when the program runs."""
     hints: dict[str, Any] = dict.fromkeys(signature.parameters, Any)
     for home in homes:
-        names = vars(sys.modules.get(home.__module__))
+        names = getattr(sys.modules.get(home.__module__), "__dict__", {})
         for key, hint in inspect.get_annotations(home).items():
             if key in hints and signature.parameters[key].kind not in _SEVERAL:
                 hints[key] = _evaluated(hint, names)
@@ -192,9 +198,30 @@ def _evaluated(hint: Any, names: Mapping[str, Any]) -> Any:
     if not isinstance(hint, str):
         return hint
     try:
-        return eval(hint, dict(names))  # the text of our own source, as the type checker reads it
-    except Exception:  # it is imported for the type checker alone
+        return eval(
+            hint, {}, _Names(vars(builtins), **names)
+        )  # source that was imported, no more and no less
+    except Exception:  # it is for the type checker alone
         return Any
+
+
+class _OfUnknown(type):
+    def __getattr__(cls, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+    def __getitem__(cls, inside: Any) -> type:
+        return cls
+
+
+class _Unknown(metaclass=_OfUnknown):
+    """Stands for a name that only the type checker imports, and for what is in it: anything will do."""
+
+
+class _Names(dict[str, Any]):
+    def __missing__(self, name: str) -> Any:
+        return _Unknown
 
 
 # --- annotations -------------------------------------------------------------------------------------------
@@ -256,7 +283,9 @@ def _made_rule(hint: Any) -> _Rule:
     if origin is collections.abc.Callable:
         return _Rule(_function, "a function")
     kind = origin or hint
-    if not isinstance(kind, type) or hint in (Any, object):
+    if kind is str:
+        return _Rule(_text, "text")
+    if not isinstance(kind, type) or hint in (Any, object, _Unknown):
         return _Rule(lambda value: value, "anything")
     return _instance(kind)
 
@@ -292,6 +321,17 @@ def _flag(value: Any) -> bool:
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     raise _MisfitError
+
+
+def _text(value: Any) -> str:
+    """Text that a file can be called by, and that a file can hold."""
+    if not isinstance(value, str):
+        raise _MisfitError
+    if len(value) > _LONGEST_TEXT:
+        raise _MisfitError(f"that is too long: it must be text of at most {_LONGEST_TEXT:,} characters")
+    if "\0" in value or (not value.isascii() and _HALVES.search(value)):
+        raise _MisfitError("it must be text, without NUL and without halves of characters")
+    return value
 
 
 def _same(value: Any, choices: Sequence[Any]) -> Any:
@@ -354,8 +394,10 @@ def _sequence(inside: tuple[Any, ...], fixed: bool) -> _Rule:
         each = _rule(inside[0] if inside else Any)
         words = "a list" if each.words == "anything" else f"a list, each entry {each.words}"
 
+    numbers = any(map(_of_numbers, inside))
+
     def take(value: Any) -> tuple[Any, ...]:
-        entries = _entries(value)
+        entries = _entries(value, numbers)
         if fixed and len(entries) != len(rules):
             raise _MisfitError
         return tuple(
@@ -365,11 +407,16 @@ def _sequence(inside: tuple[Any, ...], fixed: bool) -> _Rule:
     return _Rule(take, words)
 
 
-def _entries(value: Any) -> Sequence[Any]:
-    """Of a list, or of an array or tensor of numbers."""
+def _of_numbers(hint: Any) -> bool:
+    """Whether an annotation is that of numbers, or of lists of them."""
+    return hint in (int, float) or any(map(_of_numbers, typing.get_args(hint)))
+
+
+def _entries(value: Any, numbers: bool) -> Sequence[Any]:
+    """Of a list; where they may be numbers, of an array or a tensor too."""
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview)):
         return value
-    if getattr(value, "ndim", 0) >= 1 and hasattr(value, "tolist"):
+    if numbers and getattr(value, "ndim", 0) >= 1 and hasattr(value, "tolist"):
         entries: list[Any] = value.tolist()
         return entries
     raise _MisfitError
@@ -389,20 +436,24 @@ def _mapping(inside: tuple[Any, ...]) -> _Rule:
 
 
 def _function(value: Any) -> Any:
-    if callable(value):
+    if callable(value) and not isinstance(value, type):
         return value
     raise _MisfitError
 
 
 _NAMES = {
-    "str": "text", "PathLike": "a path", "Path": "a path", "Tensor": "a tensor", "ndarray": "an array",
+    "PathLike": "a path", "Path": "a path", "Tensor": "a tensor", "ndarray": "an array",
     "Graph": "a networkx graph", "Module": "a torch module", "DataFrame": "a pandas DataFrame",
 }  # fmt: skip
 
 
 def _instance(kind: type) -> _Rule:
+    protocol = getattr(kind, "_is_protocol", False)
+
     def take(value: Any) -> Any:
         if isinstance(value, type) and kind is not type:
+            raise _MisfitError
+        if protocol and type(value).__module__.partition(".")[0] in _NOBODYS:
             raise _MisfitError
         try:
             if isinstance(value, kind):

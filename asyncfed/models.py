@@ -21,24 +21,25 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import linear
 
-from asyncfed.checks import PositiveInt, Words, checked
+from asyncfed.checks import Range, Words, checked
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.room import require_room
 
 MODELS = ("logistic", "mlp", "cnn", "lenet")
+Width = Annotated[int, Range(1, 10**7)]
 ModelName = Annotated[
     str, Words("the name of a model: 'logistic', 'mlp:200,100' (hidden sizes), 'cnn' or 'lenet'")
 ]
 
 
 @checked
-def logistic_regression(inputs: PositiveInt, classes: PositiveInt) -> nn.Module:
+def logistic_regression(inputs: Width, classes: Width) -> nn.Module:
     """One linear layer (`head`) that yields logits."""
     return mlp([inputs, classes])
 
 
 @checked
-def mlp(sizes: Sequence[PositiveInt]) -> nn.Module:
+def mlp(sizes: Sequence[Width]) -> nn.Module:
     """A ReLU network of the given sizes, inputs and outputs included: layers `hidden1`, …, `head`."""
     if len(sizes) < 2:
         raise ScenarioError(
@@ -56,7 +57,7 @@ def mlp(sizes: Sequence[PositiveInt]) -> nn.Module:
 
 
 @checked
-def emnist_cnn(classes: PositiveInt = 62) -> nn.Module:
+def emnist_cnn(classes: Width = 62) -> nn.Module:
     """The network of PDBO's EMNIST experiment for images 1×28×28 (2,278,334 parameters with 62 classes)."""
     with _borrowed_random_state(0):
         return nn.Sequential(
@@ -80,7 +81,7 @@ _LENET_PADDING = {(1, 28, 28): 2, (3, 32, 32): 0}
 
 
 @checked
-def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: PositiveInt = 10) -> nn.Module:
+def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: Width = 10) -> nn.Module:
     """The 7-layer network of LeCun et al. (1998), with ReLU and max-pooling: 6 and 16 maps, 120, 84, classes.
 
     For images 1×28×28 (padded to 32×32, 61,706 parameters with 10 classes) or 3×32×32 (62,006).
@@ -156,10 +157,7 @@ class LSTM(nn.Module):
 
 @checked
 def char_lstm(
-    vocabulary: PositiveInt = 80,
-    embedding: PositiveInt = 8,
-    hidden: PositiveInt = 256,
-    layers: PositiveInt = 2,
+    vocabulary: Width = 80, embedding: Width = 8, hidden: Width = 256, layers: Width = 2
 ) -> nn.Module:
     """The network of PDBO's Shakespeare experiment: characters (B, length) to logits of the next one.
 
@@ -181,9 +179,7 @@ def char_lstm(
 
 
 @checked
-def build_model(
-    spec: ModelName, inputs: PositiveInt | Sequence[PositiveInt], classes: PositiveInt
-) -> nn.Module:
+def build_model(spec: ModelName, inputs: Width | Sequence[Width], classes: Width) -> nn.Module:
     """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes), "cnn" or
     "lenet".
 

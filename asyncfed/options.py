@@ -70,7 +70,7 @@ class Options:
             kind = torch.device(self.device).type
         except (RuntimeError, TypeError):
             raise ScenarioError(
-                f"device is {self.device!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'"
+                f"device is {shown(self.device)}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'"
             ) from None
         if kind == "cuda" and self.backend == "local" and not torch.cuda.is_available():
             raise ScenarioError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncfed.checks import PathLike, checked
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
 from asyncfed.reading import is_number, short
 from asyncfed.runtime.directory import RunDirectory
@@ -24,6 +24,7 @@ _MOST_COLUMNS = 1000
 _MOST_CELLS = 1 << 26
 
 
+@checked
 class Result:
     """Metrics and trace of a run.
 
@@ -215,6 +216,7 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load(path: str | os.PathLike[str]) -> Result:
+@checked
+def load(path: PathLike) -> Result:
     """Open a run again, whole or partial."""
     return Result(RunDirectory.open(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import warnings
@@ -10,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
+from asyncfed.checks import PathLike, Words, checked, shown
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError, UnknownNameError, UnsoundWarning
 from asyncfed.execution import Execution, Progress
 from asyncfed.options import Options
@@ -24,7 +24,7 @@ from asyncfed.runtime.checkpoints import Checkpoints
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.runtime.fingerprint import fingerprints
 from asyncfed.runtime.lock import locked
-from asyncfed.scenario import Scenario, check
+from asyncfed.scenario import AnyScenario, Scenario, check
 from asyncfed.scenario_data import difference, scenario_from_data, scenario_to_data
 
 __all__ = ["Progress", "resumable", "resume", "run"]
@@ -38,20 +38,27 @@ _OF_DAMAGE = (
 _FOR_GOOD = ("DivergenceError", "SeriesDivergesError", "QuorumError")  # would happen again
 
 
+Initial = Annotated[
+    Mapping[str, Any] | None,
+    Words("a mapping of names to tensors, such as {'inner': result.final['inner']}, or None"),
+]
+
+
+@checked
 def run(
-    scenario: Scenario,
+    scenario: AnyScenario,
     *,
     backend: Literal["local", "ray"] = "local",
     clients_per_actor: int | Literal["auto"] = "auto",
     device: str = "auto",
     address: str | None = None,
-    out: str | os.PathLike[str] | None = None,
+    out: PathLike | None = None,
     save_final: bool = False,
     checkpoint_every: str | int | None = "60s",
     max_recoveries: int = 10,
     progress: Callable[[Progress], None] | None = None,
     tap: Tap | None = None,
-    initial: Mapping[str, torch.Tensor] | None = None,
+    initial: Initial = None,
     strict: bool = False,
 ) -> Result:
     """Run a scenario and return its result.
@@ -116,10 +123,11 @@ def run(
         return execution.play()
 
 
+@checked
 def resume(
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
-    scenario: Scenario | None = None,
+    scenario: AnyScenario | None = None,
     backend: Literal["local", "ray"] | None = None,
     clients_per_actor: int | Literal["auto"] | None = None,
     address: str | None = None,
@@ -186,7 +194,8 @@ def resume(
             ) from error
 
 
-def resumable(path: str | os.PathLike[str]) -> bool:
+@checked
+def resumable(path: PathLike) -> bool:
     """Whether a directory holds a run that `resume` could go on with, as far as its run.json tells."""
     try:
         directory = RunDirectory.open(path)
@@ -293,7 +302,7 @@ def _mapping(manifest: Mapping[str, Any], key: str, path: Path) -> Mapping[str, 
 # --- small things ----------------------------------------------------------------------------------------
 
 
-def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
+def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, Any] | None) -> Tensors:
     """The given variables, checked: a row for every client (for the server: one row), as long as the
     problem's own where it has one; in the run's precision, or in doubles where the method says so.
     """
@@ -302,17 +311,12 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
     lengths = {"inner": scene.sizes.inner, "outer": scene.sizes.outer, "omega": 1}
     ordinary = torch.float64 if scenario.precision == "float64" else torch.float32
     given: Tensors = {}
-    if initial is not None and not isinstance(initial, Mapping):
-        raise ScenarioError(
-            f"initial is a {type(initial).__name__}; it must be a mapping of names to tensors, such as "
-            "{'inner': result.final['inner']}"
-        )
     for name, what in (initial or {}).items():
-        if str(name).partition("/")[0] not in known:  # what several methods find is "hypergradient/0", …
+        if name.partition("/")[0] not in known:  # what several methods find is "hypergradient/0", …
             raise UnknownNameError(
-                "variable in initial", str(name), known, "leave out what this method does not begin with"
+                "variable in initial", name, known, "leave out what this method does not begin with"
             )
-        value = torch.as_tensor(what)
+        value = _tensor(what, name)
         expected = (rows, lengths[name]) if name in lengths else (rows, *(value.shape[1:] or (1,)))
         if tuple(value.shape) != expected:
             raise ScenarioError(
@@ -322,6 +326,15 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
         precision = torch.float64 if name in scenario.protocol.exact else ordinary
         given[name] = value.detach().clone().to(precision)
     return given
+
+
+def _tensor(what: Any, name: str) -> torch.Tensor:
+    try:
+        return torch.as_tensor(what)
+    except (TypeError, ValueError, RuntimeError):
+        raise ScenarioError(
+            f"initial[{name!r}] is {shown(what)}; it must be a tensor, one flat row for each client"
+        ) from None
 
 
 def _versions() -> dict[str, str]:

@@ -83,14 +83,14 @@ class Scenario:
         return self.problem.clients
 
 
-def check(scenario: Scenario) -> Scene:
+AnyScenario = Annotated[Scenario, Words("Scenario(problem=…, topology=…, protocol=…)")]
+
+
+@checked
+def check(scenario: AnyScenario) -> Scene:
     """Refuse what cannot be run, naming the reason, and warn of what can but has no right to its answer;
     returns what the method is to run on.
     """
-    if not isinstance(scenario, Scenario):
-        raise ScenarioError(
-            f"the scenario is {scenario!r}; it must be Scenario(problem=…, topology=…, protocol=…)"
-        )
     _check_settings(scenario)
     problem, method, timing = scenario.problem, scenario.protocol, scenario.timing
     network = timing.network(scenario.topology)

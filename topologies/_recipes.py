@@ -11,6 +11,7 @@ from typing import Any, ParamSpec
 
 import networkx as nx
 
+from asyncfed.checks import shown
 from asyncfed.errors import TopologyError, UnknownNameError
 from asyncfed.registry import register, registered
 
@@ -56,14 +57,14 @@ def from_recipe(recipe: str | Mapping[str, Any]) -> nx.Graph:
     if isinstance(recipe, str):
         try:
             recipe = json.loads(recipe)
-        except ValueError as error:
-            raise TopologyError(f"the recipe {recipe!r} is not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise TopologyError(f"the recipe {shown(recipe)} is not JSON: {error}") from error
     match recipe:
         case {"generator": str(name), "arguments": {**arguments}}:
             pass
         case _:
             raise TopologyError(
-                f"the recipe is {recipe!r}; "
+                f"the recipe is {shown(recipe)}; "
                 'it must look like {"generator": "ring", "arguments": {"n": 8}}'
             )
     if name not in GENERATORS:

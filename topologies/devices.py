@@ -13,8 +13,9 @@ from typing import Annotated
 import networkx as nx
 import numpy as np
 
-from asyncfed.checks import Capacity, PathLike, PositiveFloat, UnitFloat, Words, checked
+from asyncfed.checks import Capacity, PathLike, UnitFloat, Words, checked
 from asyncfed.errors import TopologyError, UnknownNameError
+from asyncfed.network.distributions import PositiveTime
 from asyncfed.reading import open_regular
 from asyncfed.rng import Streams
 from topologies._marks import canonical
@@ -36,7 +37,7 @@ class Device:
         limit.
     """
 
-    compute: PositiveFloat = 1.0
+    compute: PositiveTime = 1.0
     uplink: Capacity = math.inf
     downlink: Capacity = math.inf
 

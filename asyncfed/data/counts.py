@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from asyncfed.checks import PathLike, PositiveInt, checked
+from asyncfed.checks import PathLike, checked, shown
+from asyncfed.data.datasets import Classes
 from asyncfed.data.shards import ClientData, ClientShards
 from asyncfed.errors import DataError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @checked(error=DataError)
-def class_counts(data: ClientData | ClientShards, classes: PositiveInt) -> pd.DataFrame:
+def class_counts(data: ClientData | ClientShards, classes: Classes) -> pd.DataFrame:
     """Number of samples, one row per client and one column per class.
 
     The labels are the last of the tensors. For `ClientData` the three splits are added up.
@@ -35,7 +36,7 @@ def class_counts(data: ClientData | ClientShards, classes: PositiveInt) -> pd.Da
 
 
 @checked(error=DataError)
-def plot_class_counts(data: ClientData | ClientShards, classes: PositiveInt, path: PathLike) -> None:
+def plot_class_counts(data: ClientData | ClientShards, classes: Classes, path: PathLike) -> None:
     """Draw `class_counts` as bubbles whose area is the number of samples, and save the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -52,4 +53,7 @@ def plot_class_counts(data: ClientData | ClientShards, classes: PositiveInt, pat
     axes.set_title(f"samples per client and class (largest bubble: {counts.max()})", fontsize=9)
     axes.locator_params(integer=True)
     axes.grid(alpha=0.2)
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise DataError(f"the picture {shown(path)} cannot be drawn: {error!s:.300}; give a .png") from error

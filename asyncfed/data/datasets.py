@@ -14,17 +14,21 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from asyncfed.checks import PathLike, PositiveInt, checked
+from asyncfed.checks import PathLike, PositiveInt, Range, checked
 from asyncfed.data import cifar10
 from asyncfed.data.torchvision_import import download_into, import_torchvision
 from asyncfed.errors import DataError, UnknownNameError
 from asyncfed.rng import Streams
 
 _MEAN, _STD = 0.1307, 0.3081  # of MNIST's training pixels; also what the EMNIST experiments of the papers use
+
+
+Classes = Annotated[int, Range(1, 10**6)]
 
 
 @checked(error=DataError)
@@ -35,7 +39,7 @@ class Dataset:
     name: str
     x: Tensor
     y: Tensor
-    classes: PositiveInt
+    classes: Classes
 
     def __post_init__(self) -> None:
         if self.y.ndim != 1 or not self.x.ndim or len(self.x) != len(self.y):

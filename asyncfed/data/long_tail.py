@@ -8,21 +8,17 @@ of MNIST: 6000, 3597, 2156, 1293, 775, 465, 278, 167, 100 and 60, of which MNIST
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 import torch
 
-from asyncfed.checks import PositiveInt, Probability, Range, checked
-from asyncfed.data.datasets import Dataset
+from asyncfed.checks import PositiveInt, Probability, checked
+from asyncfed.data.datasets import Classes, Dataset
 from asyncfed.errors import DataError
 from asyncfed.rng import Streams
 
 
 @checked(error=DataError)
-def long_tail_sizes(
-    classes: Annotated[int, Range(1, 10**6)], largest: PositiveInt, ratio: Probability
-) -> list[int]:
+def long_tail_sizes(classes: Classes, largest: PositiveInt, ratio: Probability) -> list[int]:
     """How many samples of each class to keep, at most."""
     steps = max(1, classes - 1)
     return [int(largest * ratio ** (c / steps) + 0.5) for c in range(classes)]

@@ -25,6 +25,7 @@ from asyncfed.registry import register
 _TOLERANCE = 1e-9
 
 
+@runtime_checkable
 class Shares(Protocol):
     """Weights bound to a network.
 

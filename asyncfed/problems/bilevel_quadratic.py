@@ -141,6 +141,8 @@ def shared_hypergradient(
         h(λ) = ρ (λ − s̄) − R̄ᵀ Ā⁻¹ (x*(λ) − t̄)
     """
     A, Ab, R, t, s = _weighted_means(problem, weights)
+    if lam.shape != s.shape:
+        raise ScenarioError(f"lam has the shape {tuple(lam.shape)}; it must be {tuple(s.shape)}")
     x = torch.linalg.solve(A, Ab - R @ lam)
     q: Tensor = torch.linalg.solve(A, x - t)
     return _PULL * (lam - s) - R.T @ q

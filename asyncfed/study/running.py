@@ -8,13 +8,13 @@ goes on without it, and tells.
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from asyncfed.checks import PathLike, checked
 from asyncfed.errors import (
     AsyncfedError,
     DivergenceError,
@@ -62,6 +62,7 @@ class StudyProgress:
     error: str = ""
 
 
+@checked
 def run_study(
     study: Study,
     *,
@@ -69,7 +70,7 @@ def run_study(
     clients_per_actor: int | Literal["auto"] = "auto",
     device: str = "auto",
     address: str | None = None,
-    out: str | os.PathLike[str] | None = None,
+    out: PathLike | None = None,
     save_final: bool = False,
     checkpoint_every: str | int | None = "60s",
     max_recoveries: int = 10,

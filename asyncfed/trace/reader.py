@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncfed import checks
 from asyncfed.errors import TraceError, UnknownNameError
 from asyncfed.network.waves import Status
 from asyncfed.trace import exports, queries, rounds
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 _MOST_SQUARE = 20_000  # nodes: 3.2 GB in doubles
 
 
+@checks.checked
 class Trace:
     """The trace in `directory` as far as it was written when this object was made.
 
@@ -44,10 +47,10 @@ class Trace:
     not follow a run that goes on: make a new one to see more.
     """
 
-    def __init__(self, directory: Path | str, nodes: int | None = None) -> None:
+    def __init__(self, directory: checks.PathLike, nodes: checks.PositiveInt | None = None) -> None:
         self.directory = Path(directory)
         self.server: int | None = None
-        if nodes is None and not self.directory.is_dir():
+        if nodes is None and not os.path.isdir(directory):
             raise TraceError(
                 f"{self.directory} is not a directory; give the directory that a run wrote its trace to"
             )
