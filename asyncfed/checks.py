@@ -22,7 +22,6 @@ import inspect
 import math
 import os
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +36,7 @@ from asyncfed.errors import ScenarioError
 T = TypeVar("T", bound=Callable[..., Any])
 
 MOST = 2**31 - 1  # of anything that is counted: what a trace has room for
-_LARGEST = 2**63 - 1
+_LARGEST = 2**64  # of numbers that are not counts: seeds
 _LONGEST_TEXT = 4096
 _HALVES = re.compile("[\ud800-\udfff]")
 _NOBODYS = ("builtins", "numpy", "torch", "pandas")  # what is from there is no thing of ours, whatever it can
@@ -187,7 +186,10 @@ def _hints(signature: inspect.Signature, homes: Sequence[Any]) -> dict[str, Any]
     """The annotation of every argument; Any where a name in it is not known when the program runs."""
     hints: dict[str, Any] = dict.fromkeys(signature.parameters, Any)
     for home in homes:
-        names = getattr(sys.modules.get(home.__module__), "__dict__", {})
+        made: Any = inspect.unwrap(
+            vars(home).get("__init__", object.__init__) if isinstance(home, type) else home
+        )
+        names = getattr(made, "__globals__", {})
         for key, hint in inspect.get_annotations(home).items():
             if key in hints and signature.parameters[key].kind not in _SEVERAL:
                 hints[key] = _evaluated(hint, names)
@@ -198,9 +200,7 @@ def _evaluated(hint: Any, names: Mapping[str, Any]) -> Any:
     if not isinstance(hint, str):
         return hint
     try:
-        return eval(
-            hint, {}, _Names(vars(builtins), **names)
-        )  # source that was imported, no more and no less
+        return eval(hint, {}, _Names(vars(builtins), **names))  # of source that was imported anyway
     except Exception:  # it is for the type checker alone
         return Any
 
@@ -301,9 +301,9 @@ def _number(kind: Any, limits: Range) -> _Rule:
     def take(value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
             raise _MisfitError
-        plain = int(value) if isinstance(value, Integral) else float(value)
-        if isinstance(plain, int) and abs(plain) > _LARGEST:
+        if isinstance(value, Integral) and abs(int(value)) > _LARGEST:
             raise _MisfitError(f"that is too large: it must be at most {min(most, _LARGEST):,g}")
+        plain = kind(value)
         if most >= MOST and most < plain < math.inf:
             raise _MisfitError(f"that is too large: it must be at most {most:{',d' if kind is int else 'g'}}")
         if math.isnan(plain) or not limits.holds(plain):

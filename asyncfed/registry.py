@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncfed.checks import checked
+from asyncfed.checks import checked, shown
 from asyncfed.errors import DataError, ScenarioError, TopologyError, UnknownNameError
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -48,6 +48,8 @@ _FUNCTIONS = ("problem", "topology")  # kinds whose things are functions, which 
 _ERRORS: Mapping[str, type[ScenarioError]] = {
     "problem": DataError, "partition": DataError, "topology": TopologyError,
 }  # fmt: skip
+
+_MOST_LEVELS = 64  # of text that is read
 
 _THINGS: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
 _NAMES: dict[type[Any], tuple[str, str]] = {}  # class → (kind, name)
@@ -208,11 +210,29 @@ def has_call(text: str) -> bool:
     return tree is not None and any(isinstance(node, ast.Call) for node in ast.walk(tree))
 
 
-def _parsed(text: str) -> ast.expr | None:
+def literal(text: str) -> Any:
+    """The plain value that a text is in Python; the text itself where it is none."""
+    tree = _parsed(text)
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        return text if tree is None else ast.literal_eval(tree)
+    except (ValueError, TypeError):  # names, calls; a list as a key
+        return text
+
+
+def _parsed(text: str) -> ast.expr | None:
+    """The expression that a text is, or None; whoever walks through it can go down to the last level."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        level: list[ast.AST] = [tree]
+        for _ in range(_MOST_LEVELS):
+            level = [child for node in level for child in ast.iter_child_nodes(node)]
+            if not level:
+                return tree
     except (SyntaxError, ValueError):
         return None
+    except (RecursionError, MemoryError):  # of Python's parser, which has levels of its own
+        pass
+    raise ScenarioError(f"{shown(text, 60)} is nested too deeply; it may have {_MOST_LEVELS} levels")
 
 
 def _value(node: ast.expr, what: str) -> Any:

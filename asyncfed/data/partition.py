@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from asyncfed.checks import PositiveFloat, PositiveInt, checked
+from asyncfed.checks import PositiveFloat, PositiveInt, checked, fitting
 from asyncfed.errors import DataError, UnknownNameError
 from asyncfed.registry import register
 from asyncfed.rng import Streams
@@ -172,6 +172,7 @@ class Bootstrap:
     samples: PositiveInt
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        fitting(clients, PositiveInt, "clients", DataError)
         _require(
             clients * self.samples <= _MOST_SAMPLES,
             f"{clients} clients that draw {self.samples} samples each need {clients * self.samples:,}, more "
@@ -206,6 +207,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_clients(samples: int, clients: int, each: int = 1) -> None:
+    fitting(clients, PositiveInt, "clients", DataError)
     _require(
         clients * each <= samples,
         f"{clients} clients with at least {each} samples each need {clients * each}, there are {samples}; "

@@ -298,8 +298,8 @@ def _flag(
     value = marks.get("ordered", default)
     if not isinstance(value, (bool, np.bool_)):
         raise TopologyError(
-            f"ordered of edge {labels[sender]}→{labels[receiver]} is {shown(value)}; it must be True (messages "
-            "keep their order) or False (they may overtake one another)"
+            f"ordered of edge {labels[sender]}→{labels[receiver]} is {shown(value)}; it must be True "
+            "(messages keep their order) or False (they may overtake one another)"
         )
     return bool(value)
 

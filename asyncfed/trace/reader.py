@@ -47,7 +47,7 @@ class Trace:
     not follow a run that goes on: make a new one to see more.
     """
 
-    def __init__(self, directory: checks.PathLike, nodes: checks.PositiveInt | None = None) -> None:
+    def __init__(self, directory: checks.PathLike, nodes: int | None = None) -> None:
         self.directory = Path(directory)
         self.server: int | None = None
         if nodes is None and not os.path.isdir(directory):
