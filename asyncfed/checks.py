@@ -66,7 +66,8 @@ class Range:
         bounded = math.isfinite(self.high) and self.high < MOST
         if math.isfinite(self.low) and bounded:
             left, right = "(" if self.above else "[", ")" if self.below else "]"
-            return f"{'a whole number' if whole else 'a number'} in {left}{self.low:g}, {self.high:g}{right}"
+            low, high = (f"{bound:{',.0f' if whole else 'g'}}" for bound in (self.low, self.high))
+            return f"{'a whole number' if whole else 'a number'} in {left}{low}, {high}{right}"
         number = "a whole number" if whole else "a number" if self.infinite else "a finite number"
         if math.isfinite(self.low):
             return f"{number} above {self.low:g}" if self.above else f"{number}, at least {self.low:g}"
@@ -324,13 +325,13 @@ def _flag(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Text that a file can be called by, and that a file can hold."""
+    """Text that a file can hold, and a person may want to read."""
     if not isinstance(value, str):
         raise _MisfitError
     if len(value) > _LONGEST_TEXT:
         raise _MisfitError(f"that is too long: it must be text of at most {_LONGEST_TEXT:,} characters")
-    if "\0" in value or (not value.isascii() and _HALVES.search(value)):
-        raise _MisfitError("it must be text, without NUL and without halves of characters")
+    if not value.isascii() and _HALVES.search(value):
+        raise _MisfitError("it must be text without halves of characters, which no file can hold")
     return value
 
 

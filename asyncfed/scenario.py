@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import networkx as nx
 import numpy as np
 
-from asyncfed.checks import Range, Words, checked
+from asyncfed.checks import Range, Words, checked, shown
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
 from asyncfed.goals import Goal
 from asyncfed.network import Lockstep, Timing, Uniform, Weights
@@ -26,7 +26,7 @@ from asyncfed.rng import Streams
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Scenario:
     """Everything that decides a run.
 
@@ -77,6 +77,20 @@ class Scenario:
         Words("a mapping that says which way each metric goes, such as {'accuracy': AtLeast(0.9)}, or None"),
     ] = None
     name: str = "scenario"
+
+    def __repr__(self) -> str:
+        graph = self.topology.graph.get("name") or str(self.topology)
+        said = {
+            "problem": f"{self.problem.name}, {self.clients:,} clients",
+            "topology": graph,
+            "protocol": shown(self.protocol, 400),
+            "timing": shown(self.timing),
+            "weights": shown(self.weights),
+            "judged": f"every {self.evaluate_every:g}" if self.evaluate_every else "about twenty times",
+            **({"until": shown(self.until)} if self.until else {}),
+        }
+        lines = [f"  {name:<9} {value}" for name, value in said.items()]
+        return "\n".join([f"<Scenario {self.name}, seed {self.seed}, {self.precision}", *lines]) + ">"
 
     @property
     def clients(self) -> int:

@@ -243,13 +243,13 @@ def test_bad_options_are_refused(options: dict[str, object], message: str, tmp_p
 
 def test_something_else_than_a_scenario_is_refused() -> None:
     wrong: Any = SGP(steps=1, lr=0.1)
-    with pytest.raises(ScenarioError, match=r"the scenario is SGP\(.*; it must be Scenario\("):
+    with pytest.raises(ScenarioError, match=r"run: scenario is SGP"):
         run(wrong)
 
 
 @pytest.mark.parametrize("lr", ["fast", None, True])
 def test_a_learning_rate_that_is_no_number_is_refused(lr: Any) -> None:
-    with pytest.raises(ScenarioError, match=f"a learning rate is {lr!r}; it must be a number above 0"):
+    with pytest.raises(ScenarioError, match=f"SGP: lr is {lr!r}; it must be a finite number above 0"):
         SGP(steps=1, lr=lr)
 
 
@@ -372,11 +372,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(protocol: Any, tmp_path: Path)
     [
         ("problem", "digits", "it must be a Problem"),
         ("topology", "ring", "it must be a networkx graph"),
-        (
-            "protocol",
-            "sgp",
-            r"'sgp'; it must be a method .*: AggITD, .*FedAvg, .*GossipBilevel, .*SGP",
-        ),
+        ("protocol", "sgp", r"'sgp'; it must be a method with its parameters, such as SGP"),
         ("protocol", SGP, "it must be a method with its parameters"),
         ("protocol", HGP(3), "it must be a method with its parameters"),
         ("timing", "lockstep", r"Lockstep\(…\) or VirtualTime\(…\)"),

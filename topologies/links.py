@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import networkx as nx
 
-from asyncfed.checks import NonNegativeFloat
+from asyncfed.checks import NonNegativeFloat, Words
 from asyncfed.checks import checked as checked_arguments
 from asyncfed.errors import TopologyError
 from asyncfed.network.over_time import Bursts, LinkTimes, VaryingProbability
@@ -22,6 +22,11 @@ from topologies._marks import (
     checked,
     edge_name,
 )
+
+
+def _or_function(allowed: str) -> Words:
+    return Words(f"{allowed}, a function of (sender, receiver), or None for what it is already")
+
 
 Rule: TypeAlias = Callable[[int, int], Any]
 
@@ -66,12 +71,18 @@ def by_distance(base: float, per_unit: float) -> ByDistance:
 @checked_arguments(error=TopologyError)
 def with_links(
     graph: nx.Graph,
-    probability: float | VaryingProbability | Rule | None = None,
-    latency: float | EdgeFunction | ByDistance | None = None,
-    bandwidth: float | EdgeFunction | None = None,
-    loss: float | EdgeFunction | None = None,
-    schedule: Intervals | LinkTimes | Rule | None = None,
-    bursts: Bursts | Rule | None = None,
+    probability: Annotated[
+        float | VaryingProbability | Rule | None, _or_function("a number in (0, 1], VaryingProbability(…)")
+    ] = None,
+    latency: Annotated[
+        float | EdgeFunction | ByDistance | None, _or_function("a number, at least 0, by_distance(…)")
+    ] = None,
+    bandwidth: Annotated[float | EdgeFunction | None, _or_function("a finite number above 0")] = None,
+    loss: Annotated[float | EdgeFunction | None, _or_function("a number in [0, 1)")] = None,
+    schedule: Annotated[
+        Intervals | LinkTimes | Rule | None, _or_function("a list of (from, to), LinkTimes(…)")
+    ] = None,
+    bursts: Annotated[Bursts | Rule | None, _or_function("Bursts(good, bad)")] = None,
 ) -> nx.Graph:
     """A copy of the graph with these attributes set on every edge.
 

@@ -32,7 +32,7 @@ Classes = Annotated[int, Range(1, 10**6)]
 
 
 @checked(error=DataError)
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Samples `x` (N, …) float32 and their labels `y` (N,) int64 in 0..classes-1."""
 
@@ -47,6 +47,11 @@ class Dataset:
                 f"samples have the shape {tuple(self.x.shape)} and labels {tuple(self.y.shape)}; give as "
                 "many labels as samples, one number each"
             )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset {self.name}: {len(self):,} samples {tuple(self.x.shape[1:])}, {self.classes} classes>"
+        )
 
     def __len__(self) -> int:
         return len(self.y)

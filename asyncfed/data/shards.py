@@ -27,7 +27,7 @@ PerClient = Annotated[
 ]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientShards:
     """Tensors (total, …) that hold client 0's samples, then client 1's, …; `sizes` says how many each has."""
 
@@ -44,6 +44,15 @@ class ClientShards:
                 f"the clients' sizes add up to {self.total} samples, but the packed tensors have {lengths}; "
                 "they must all be equal"
             )
+
+    def __repr__(self) -> str:
+        return f"<ClientShards: {self.clients:,} clients, {self.total:,} samples of {self.form}>"
+
+    @property
+    def form(self) -> str:
+        """What a sample is, in words: "float32 (64,), int64"."""
+        kinds = [(str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for t in self.tensors]
+        return ", ".join(f"{kind} {shape}" if shape else kind for kind, shape in kinds) or "nothing"
 
     @property
     def clients(self) -> int:
@@ -105,7 +114,7 @@ class ClientShards:
 
 
 @checked(error=DataError)
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
     """The three splits of every client's samples; every client has training samples, the other two may be
     empty.
@@ -129,6 +138,10 @@ class ClientData:
                 f"client {empty[0]} has no training samples ({len(empty)} such clients in all); every client "
                 "needs at least one: leave the client out or give it some"
             )
+
+    def __repr__(self) -> str:
+        counts = f"{self.train.total:,} + {self.validation.total:,} + {self.test.total:,}"
+        return f"<ClientData: {self.clients:,} clients, {counts} samples of {self.train.form}>"
 
     @property
     def clients(self) -> int:

@@ -48,6 +48,10 @@ class Recipe:
     factory: str
     arguments: dict[str, Any]
 
+    def __str__(self) -> str:
+        said = f"{self.factory}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
+        return said if len(said) <= 400 else f"{said[:400]}…"
+
     def as_dict(self) -> dict[str, Any]:
         """What `problem_from_recipe` takes."""
         return {"factory": self.factory, "arguments": self.arguments}
@@ -82,7 +86,7 @@ def no_outer(generator: torch.Generator) -> Params:
 
 
 @checked
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Problem:
     """Losses of one client, how variables begin, and everybody's data.
 
@@ -134,6 +138,11 @@ class Problem:
                     + ", ".join(sorted(OWN_COLUMNS))
                     + ")"
                 )
+
+    def __repr__(self) -> str:
+        made = "" if self.recipe is None else f"\n  made by   {self.recipe}"
+        metrics = ", ".join(self.metrics) or "none"
+        return f"<Problem {self.name}\n  data      {self.data!r}\n  metrics   {metrics}{made}>"
 
     @property
     def clients(self) -> int:

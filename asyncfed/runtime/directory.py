@@ -29,6 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
+from asyncfed.checks import shown
 from asyncfed.disk import storing, synced, write_tensors, write_whole
 from asyncfed.errors import RunExistsError, ScenarioError, TraceError
 from asyncfed.reading import is_number, is_whole, open_regular, read_object, read_rows, read_whole, short
@@ -237,10 +238,11 @@ def _writable(path: Path) -> Iterator[None]:
         yield
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror or error
+    except (OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or str(error)  # a ValueError is of a NUL in its name
+        why = "it is a file" if isinstance(error, FileExistsError) else told
         raise ScenarioError(
-            f"the output {path} cannot be written to: {why}; give a directory of your own"
+            f"the output {shown(str(path))} cannot be written to: {why}; give a directory of your own"
         ) from error
 
 

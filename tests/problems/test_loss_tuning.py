@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.data import class_counts
-from asyncfed.errors import DataError, ScenarioError, UnknownNameError
+from asyncfed.errors import DataError, ScenarioError
 from asyncfed.problems import Derivatives, Problem, loss_tuning, problem_from_recipe
 
 real = os.environ.get("ASYNCFED_DATA")
@@ -147,7 +147,7 @@ def test_a_recipe_builds_the_same_problem_again() -> None:
 
 
 def test_losses_that_cannot_be_tuned_are_refused() -> None:
-    with pytest.raises(UnknownNameError, match="unknown train_weights 'balance'; did you mean 'balanced'"):
+    with pytest.raises(DataError, match="train_weights is 'balance'; did you mean 'balanced'"):
         from_digits(train_weights="balance")
     with pytest.raises(ScenarioError, match=r"l2 is -1; it must be at least 0"):
         from_digits(l2=-1)

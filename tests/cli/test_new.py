@@ -1,0 +1,3 @@
+"""`asyncfed new`: a file to start from."""
+
+from __future__ import annotations
