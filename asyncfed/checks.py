@@ -303,7 +303,7 @@ def _number(kind: Any, limits: Range) -> _Rule:
         if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
             raise _MisfitError
         if isinstance(value, Integral) and abs(int(value)) > _LARGEST:
-            raise _MisfitError(f"that is too large: it must be at most {min(most, _LARGEST):,g}")
+            raise _MisfitError(f"that is too large: it must be at most {min(most, _LARGEST):,}")
         plain = kind(value)
         if most >= MOST and most < plain < math.inf:
             raise _MisfitError(f"that is too large: it must be at most {most:{',d' if kind is int else 'g'}}")

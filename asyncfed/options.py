@@ -24,17 +24,21 @@ _INTERVALS = (
 )
 
 
+PerActor = PositiveInt | Literal["auto"]
+CheckpointEvery = Annotated[str | PositiveInt | None, Words(_INTERVALS)]
+
+
 @checked
 @dataclass(frozen=True)
 class Options:
     """What `run` takes beside the scenario and what only this process has; see there."""
 
     backend: Literal["local", "ray"] = "local"
-    clients_per_actor: PositiveInt | Literal["auto"] = "auto"
+    clients_per_actor: PerActor = "auto"
     device: str = "auto"
     address: str | None = None
     save_final: bool = False
-    checkpoint_every: Annotated[str | PositiveInt | None, Words(_INTERVALS)] = "60s"
+    checkpoint_every: CheckpointEvery = "60s"
     max_recoveries: NonNegativeInt = 10
 
     def __post_init__(self) -> None:

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from asyncfed.checks import PathLike, Words, checked, shown
+from asyncfed.checks import NonNegativeInt, PathLike, Words, checked, shown
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError, UnknownNameError, UnsoundWarning
 from asyncfed.execution import Execution, Progress
-from asyncfed.options import Options
+from asyncfed.options import CheckpointEvery, Options, PerActor
 from asyncfed.protocols.part import Scene, Tensors
 from asyncfed.result import Result
 from asyncfed.runtime.block import Tap
@@ -49,13 +49,13 @@ def run(
     scenario: AnyScenario,
     *,
     backend: Literal["local", "ray"] = "local",
-    clients_per_actor: int | Literal["auto"] = "auto",
+    clients_per_actor: PerActor = "auto",
     device: str = "auto",
     address: str | None = None,
     out: PathLike | None = None,
     save_final: bool = False,
-    checkpoint_every: str | int | None = "60s",
-    max_recoveries: int = 10,
+    checkpoint_every: CheckpointEvery = "60s",
+    max_recoveries: NonNegativeInt = 10,
     progress: Callable[[Progress], None] | None = None,
     tap: Tap | None = None,
     initial: Initial = None,
@@ -129,10 +129,10 @@ def resume(
     *,
     scenario: AnyScenario | None = None,
     backend: Literal["local", "ray"] | None = None,
-    clients_per_actor: int | Literal["auto"] | None = None,
+    clients_per_actor: PerActor | None = None,
     address: str | None = None,
-    checkpoint_every: str | int | None = None,
-    max_recoveries: int | None = None,
+    checkpoint_every: CheckpointEvery = None,
+    max_recoveries: NonNegativeInt | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Go on with a run that was interrupted, killed or failed, to the same bytes as if it never had been.

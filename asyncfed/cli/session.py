@@ -11,6 +11,7 @@ from asyncfed.cli.progress import watcher
 from asyncfed.cli.summary import links_line
 from asyncfed.cli.tables import duration, print_metrics, print_pairs, stderr, stdout
 from asyncfed.errors import RunError, RunExistsError, ScenarioError
+from asyncfed.options import Options
 from asyncfed.runner import resumable, resume, run
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario
@@ -37,6 +38,11 @@ def execute(
     """Run, print the result and where everything is; a run that stops early says where its part is."""
     if out is not None and (out / "study.json").exists():
         raise RunExistsError(f"{out} holds a study; give another directory for a single run")
+    # Refuses what cannot be, before anything is said or made.
+    Options(
+        cast("Literal['local', 'ray']", backend), clients_per_actor, device, address, save_final,
+        checkpoint_every, max_recoveries,
+    )  # fmt: skip
     stood = out is not None and out.exists()
     path = RunDirectory.create(out, scenario.name).path
     messages = stderr()

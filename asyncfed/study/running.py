@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncfed.checks import PathLike, checked
+from asyncfed.checks import NonNegativeInt, PathLike, checked
 from asyncfed.errors import (
     AsyncfedError,
     DivergenceError,
@@ -24,7 +24,7 @@ from asyncfed.errors import (
     TraceError,
     UnknownNameError,
 )
-from asyncfed.options import Options
+from asyncfed.options import CheckpointEvery, Options, PerActor
 from asyncfed.runner import Progress, resume, run
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario, check
@@ -67,13 +67,13 @@ def run_study(
     study: Study,
     *,
     backend: Literal["local", "ray"] = "local",
-    clients_per_actor: int | Literal["auto"] = "auto",
+    clients_per_actor: PerActor = "auto",
     device: str = "auto",
     address: str | None = None,
     out: PathLike | None = None,
     save_final: bool = False,
-    checkpoint_every: str | int | None = "60s",
-    max_recoveries: int = 10,
+    checkpoint_every: CheckpointEvery = "60s",
+    max_recoveries: NonNegativeInt = 10,
     only: Sequence[str] | None = None,
     pictures: bool = True,
     progress: Callable[[StudyProgress], None] | None = None,

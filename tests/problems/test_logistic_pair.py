@@ -133,7 +133,7 @@ def test_pairs_that_make_no_sense_are_refused() -> None:
         from_digits(digits=(0, 1), samples=100)
     with pytest.raises(DataError, match="personal is 'label'; did you mean 'labels'"):
         from_digits(personal="label")
-    with pytest.raises(ScenarioError, match=r"l2 is 0\.0; it must be positive"):
+    with pytest.raises(ScenarioError, match=r"l2 is 0\.0; it must be a finite number above 0"):
         from_digits(l2=0.0)
-    with pytest.raises(DataError, match="both must be at least 1"):
+    with pytest.raises(DataError, match="clients is 0; it must be a whole number, at least 1"):
         from_digits(clients=0)
