@@ -48,7 +48,7 @@ def mlp(sizes: Sequence[Width]) -> nn.Module:
     weights = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
     require_room(8.0 * weights, f"an mlp of sizes {list(sizes)}", "give smaller hidden sizes")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    with _borrowed_random_state(0):
+    with borrowed_random_state(0):
         for number, (fan_in, fan_out) in enumerate(pairwise(sizes[:-1]), start=1):
             layers[f"hidden{number}"] = nn.Linear(fan_in, fan_out)
             layers[f"relu{number}"] = nn.ReLU()
@@ -59,7 +59,7 @@ def mlp(sizes: Sequence[Width]) -> nn.Module:
 @checked
 def emnist_cnn(classes: Width = 62) -> nn.Module:
     """The network of PDBO's EMNIST experiment for images 1×28×28 (2,278,334 parameters with 62 classes)."""
-    with _borrowed_random_state(0):
+    with borrowed_random_state(0):
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(1, 32, 5),
@@ -91,7 +91,7 @@ def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: Width = 10) -> nn.Modul
             f"a LeNet needs images of shape {' or '.join(str(known) for known in _LENET_PADDING)}, "
             f"the samples have {shape}; use 'mlp:200'"
         )
-    with _borrowed_random_state(0):
+    with borrowed_random_state(0):
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(shape[0], 6, 5, padding=_LENET_PADDING[shape]),
@@ -168,7 +168,7 @@ def char_lstm(
         f"a network of {layers} layers of {hidden:,} with an embedding of {embedding:,}",
         "give fewer or smaller layers",
     )
-    with _borrowed_random_state(0):
+    with borrowed_random_state(0):
         return nn.Sequential(
             OrderedDict(
                 embedding=nn.Embedding(vocabulary, embedding),
@@ -215,7 +215,7 @@ def initial_parameters(module: nn.Module, generator: torch.Generator) -> dict[st
     """Fresh parameters for `module` as torch's layers initialise themselves, drawn from `generator`."""
     fresh = copy.deepcopy(module)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with _borrowed_random_state(seed):
+    with borrowed_random_state(seed):
         for layer in fresh.modules():
             reset = getattr(layer, "reset_parameters", None)
             if callable(reset):
@@ -299,7 +299,7 @@ def has_convolutions(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _borrowed_random_state(seed: int) -> Iterator[None]:
+def borrowed_random_state(seed: int) -> Iterator[None]:
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)

@@ -53,6 +53,7 @@ _MOST_LEVELS = 64  # of text that is read
 
 _THINGS: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
 _NAMES: dict[type[Any], tuple[str, str]] = {}  # class → (kind, name)
+FILE_PREFIX = "asyncfed_scenario_"  # of the modules that the command line makes of files
 ONE_OF_YOUR_OWN = "one of your own must be registered first: import the file that defines it"
 
 

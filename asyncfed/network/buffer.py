@@ -112,6 +112,10 @@ class Buffered:
                 f"at once, so give at most {clients}"
             )
 
+    def on(self, network: Network) -> Buffered:
+        """It names no clients."""
+        return self
+
     def may_ask(self, clients: int, turn: int) -> IntArray:
         """Whoever is free may be asked."""
         return np.arange(clients, dtype=np.int64)

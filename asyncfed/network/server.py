@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,11 +11,12 @@ import numpy as np
 from asyncfed.checks import PositiveFloat, PositiveInt, Probability, Words
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, IntArray, Network
+from asyncfed.network.names import plain_name
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 Participation = Annotated[
-    Probability | Sequence[int] | Sequence[Sequence[int]],
+    Probability | Sequence[int | str] | Sequence[Sequence[int | str]],
     Words("a fraction in (0, 1], a list of clients, or a list of such lists"),
 ]
 Quorum = Annotated[
@@ -33,7 +34,8 @@ class Server:
     ----------
     participation
         Which clients it asks: a fraction C in (0, 1] of all, drawn anew as often as the method says; or the
-        numbers of some clients, always the same; or a list of such sets, taken in turn at every draw.
+        names or numbers of some clients, always the same; or a list of such sets, taken in turn at every
+        draw.
     weighted
         Whether an answer counts as much as its client has training samples; by default all count the same.
     quorum
@@ -60,7 +62,9 @@ class Server:
     requests: Literal["newest", "all"] = "newest"
 
     def __post_init__(self) -> None:
-        for some in self._sets() if isinstance(self.participation, tuple) else ():
+        if isinstance(self.participation, tuple):
+            object.__setattr__(self, "participation", _plain_names(self.participation))
+        for some in self._sets():
             if not some:
                 raise ScenarioError("participation names no clients; give at least one in every set")
             if len(set(some)) < len(some):
@@ -74,13 +78,7 @@ class Server:
                 f"a deadline of {self.deadline} needs virtual time, for in lockstep every answer comes in "
                 "the same unit of time; give the scenario timing=VirtualTime(…), or leave the deadline out"
             )
-        sets = self._sets()
-        for some in sets:
-            for client in some:
-                if not 0 <= client < clients:
-                    raise ScenarioError(
-                        f"participation names client {client}; the clients are 0 to {clients - 1}"
-                    )
+        sets = self.on(network)._sets()
         fewest = min(map(len, sets)) if sets else self._count(clients)
         if self.quorum is not None and self._needed(fewest) > fewest:
             raise ScenarioError(
@@ -88,6 +86,14 @@ class Server:
                 "the quorum or raise the participation"
             )
         server_links(network)
+
+    def on(self, network: Network) -> Server:
+        """The same with the numbers of the clients that it names."""
+        if not isinstance(self.participation, tuple):
+            return self
+        clients = network.names.first(network.n - 1)
+        sets = [[clients.number(one, "participation") for one in some] for some in self._sets()]
+        return replace(self, participation=sets)
 
     def may_ask(self, clients: int, turn: int) -> IntArray:
         """Those among whom draw number `turn` of the run is made."""
@@ -123,11 +129,16 @@ class Server:
         assert not isinstance(self.participation, Sequence)
         return max(1, int(self.participation * clients + 0.5))
 
-    def _sets(self) -> tuple[tuple[int, ...], ...]:
+    def _sets(self) -> tuple[tuple[Any, ...], ...]:
         given: Any = self.participation
         if not isinstance(given, tuple):
             return ()
         return given if given and isinstance(given[0], tuple) else (given,)
+
+
+def _plain_names(some: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Clients as a scenario keeps them, in sets or not."""
+    return tuple(_plain_names(one) if isinstance(one, tuple) else plain_name(one) for one in some)
 
 
 def _clients(network: Network) -> int:
@@ -153,7 +164,7 @@ def server_links(network: Network) -> tuple[IntArray, IntArray]:
         missing = nodes if not len(code) else nodes[code[place] != wanted]
         if len(missing):
             raise TopologyError(
-                f"there is no link {way} client {network.labels[int(missing[0])]} ({len(missing)} such "
+                f"there is no link {way} client {network.names[int(missing[0])]} ({len(missing)} such "
                 "clients in all); a server needs a link to and from every client: use topologies.star(…)"
             )
         found.append(place.astype(np.int64))

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from asyncfed.checks import Capacity, LossProbability, Words, shown
+from asyncfed.checks import Capacity, LossProbability, Words
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer, Buffered
 from asyncfed.network.distributions import (
@@ -22,6 +22,7 @@ from asyncfed.network.distributions import (
 )
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
+from asyncfed.network.names import plain_name
 from asyncfed.network.presence import Attendance, Presence
 from asyncfed.network.schedules.asked import AskedSchedule
 from asyncfed.network.schedules.buffered import BufferedSchedule
@@ -124,9 +125,9 @@ class VirtualTime:
         How long a step takes: a number, a distribution (`Exponential(1.0)` or the text "exponential(1.0)"),
         or a `Table`.
     factors
-        How many times slower some clients are: a mapping from client to factor, or one factor per client,
-        beside what a topology's nodes say of themselves (`compute`). (A server is no client and takes no
-        time.)
+        How many times slower some clients are: a mapping from client (its name, or its number) to factor, or
+        one factor per client, beside what a topology's nodes say of themselves (`compute`). (A server is no
+        client and takes no time.)
     per
         What the compute time is of: a "step", or a "sample": then a step takes as many times longer as it has
         samples in its minibatch, and a client's work for a server as it goes over samples.
@@ -170,8 +171,8 @@ class VirtualTime:
         object.__setattr__(self, "compute", compute)
         object.__setattr__(self, "latency", as_distribution(self.latency))
         if isinstance(self.factors, Mapping):
-            numbered = {_numbered(client): factor for client, factor in self.factors.items()}
-            object.__setattr__(self, "factors", numbered)
+            named = {plain_name(client): factor for client, factor in self.factors.items()}
+            object.__setattr__(self, "factors", named)
 
     def network(self, graph: nx.Graph) -> Network:
         network = compile_network(
@@ -246,12 +247,12 @@ class VirtualTime:
                 "give one each, or a mapping for some"
             )
         array = np.ones(n)
-        for client, factor in _pairs(self.factors):
-            if not 0 <= client < n:
-                raise ScenarioError(
-                    f"a compute-time factor is given for client {client}, but clients are 0 to {n - 1}"
-                )
-            array[client] = factor
+        if isinstance(self.factors, Mapping):
+            clients = network.names.first(n)
+            for client, factor in self.factors.items():
+                array[clients.number(client, "a compute-time factor")] = factor
+        else:
+            array[:] = self.factors
         array *= network.compute[:n]
         if self.per == "sample" and samples is not None:
             array *= samples
@@ -280,21 +281,8 @@ def _attendance(
         return None
     opened = _OPENED.setdefault(streams, {})
     if clients not in opened:
-        opened[clients] = presence.attend(network.labels[:clients], clients, streams)
+        opened[clients] = presence.attend(network.names.first(clients), streams)
     return opened[clients]
-
-
-def _pairs(factors: Mapping[int | str, float] | Sequence[float]) -> list[tuple[int, float]]:
-    if not isinstance(factors, Mapping):
-        return list(enumerate(factors))
-    return [(_numbered(client), factor) for client, factor in factors.items()]
-
-
-def _numbered(client: int | str) -> int:
-    """A client's number, also as files write it: the "0" of a mapping."""
-    if isinstance(client, str) and not client.isdecimal():
-        raise ScenarioError(f"factors names the client {shown(client)}; give its number, from 0")
-    return int(client)
 
 
 ServerSchedule: TypeAlias = AskedSchedule | BufferedSchedule

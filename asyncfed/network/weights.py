@@ -136,7 +136,7 @@ class Given:
     ]
 
     def prepare(self, network: Network) -> Shares:
-        n = network.n
+        n, names = network.n, network.names
         lengths = sorted({len(row) for row in self.matrix})
         if len(self.matrix) != n or lengths != [n]:
             raise ScenarioError(
@@ -148,15 +148,16 @@ class Given:
         if np.abs(sums - 1).max() > _TOLERANCE:
             i = int(np.abs(sums - 1).argmax())
             raise ScenarioError(
-                f"the weights that client {i} gives away and keeps sum to {sums[i]:.12g}; they must sum to 1"
+                f"the weights that client {names[i]} gives away and keeps sum to {sums[i]:.12g}; they must "
+                "sum to 1"
             )
         linked = np.eye(network.n, dtype=np.bool_)
         linked[network.senders, network.receivers] = True
         if (W > 0)[~linked].any():
             i, j = (int(v) for v in np.argwhere((W > 0) & ~linked)[0])
             raise ScenarioError(
-                f"weight {i}→{j} is {W[i, j]}, but the topology has no link {i}→{j}; "
-                "set it to 0 or add the link"
+                f"weight {names[i]}→{names[j]} is {W[i, j]}, but the topology has no such link; set it to 0 "
+                "or add the link"
             )
         return _FixedShares(network, W[network.senders, network.receivers])
 

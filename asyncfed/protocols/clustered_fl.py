@@ -105,6 +105,7 @@ class ClusteredFL(WithServer):
 
     opening: ClassVar[Round] = OneCluster()
     passes_on: ClassVar[tuple[str, ...]] = ()
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
 
     @property
     def needs_outer(self) -> bool:

@@ -7,6 +7,7 @@ y ← Σ (n_i / n) y_i, or their plain mean                                   1 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from asyncfed.checks import NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer
@@ -37,6 +38,7 @@ class FedAvg(WithServer):
     local: LocalSteps
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
     max_rounds: PositiveInt | None = None
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
 
     @property
     def needs_outer(self) -> bool:

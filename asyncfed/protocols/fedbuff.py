@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer, Buffered
@@ -65,6 +66,7 @@ class FedBuff(WithServer):
     weight_decay: NonNegativeFloat = 0.0
     server: AnyServer = field(default_factory=Buffered)
     max_rounds: PositiveInt | None = None
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
 
     @property
     def needs_outer(self) -> bool:

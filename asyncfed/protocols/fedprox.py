@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -70,6 +71,7 @@ class FedProx(WithServer):
     weight_decay: NonNegativeFloat = 0.0
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
     max_rounds: PositiveInt | None = None
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
 
     @property
     def needs_outer(self) -> bool:

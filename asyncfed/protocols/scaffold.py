@@ -95,6 +95,7 @@ class Scaffold(WithServer):
 
     opening: ClassVar[Round] = ZeroVariate()
     passes_on: ClassVar[tuple[str, ...]] = ()
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
 
     def __post_init__(self) -> None:
         if self.server.weighted:

@@ -62,12 +62,14 @@ def _draw_measure(axes: Axes, clients: pd.DataFrame, measure: str, labelled: boo
         label_clients(axes, clients["client"].tolist())
 
 
-def label_clients(axes: Axes, clients: Sequence[int]) -> None:
+def label_clients(axes: Axes, clients: Sequence[object]) -> None:
     """Who stands where: everybody, or every so manieth of many."""
     every = -(-len(clients) // _MOST_LABELS)
+    names = [str(client) for client in clients[::every]]
     few = len(clients) <= 20
-    axes.set_xticks(range(0, len(clients), every), [str(client) for client in clients[::every]])
-    axes.tick_params(axis="x", labelsize=8 if few else 6, rotation=0 if few else 90)
+    axes.set_xticks(range(0, len(clients), every), names)
+    upright = few and max(map(len, names)) <= 3
+    axes.tick_params(axis="x", labelsize=8 if few else 6, rotation=0 if upright else 90)
 
 
 def _draw_counts(figure: Figure, axes: Axes, counts: pd.DataFrame) -> None:

@@ -323,7 +323,7 @@ def test_given_weights_are_used_as_given_and_a_link_that_is_down_leaves_its_shar
             ((1, 0, 0), (0, float("nan"), 0), (0, 0, 1)),
             "Given: matrix[1][1] is nan; it must be a finite number, at least 0",
         ),
-        (((0.5, 0, 0.5), (0, 1, 0), (0, 0, 1)), "weight 0→2 is 0.5, but the topology has no link 0→2"),
+        (((0.5, 0, 0.5), (0, 1, 0), (0, 0, 1)), "weight 0→2 is 0.5, but the topology has no such link"),
     ],
 )
 def test_a_matrix_that_does_not_fit_is_refused(rows: Any, named: str) -> None:
