@@ -236,7 +236,7 @@ def _checked(scenario: Scenario) -> tuple[Scene, list[str]]:
         warnings.simplefilter("always")
         scene = check(scenario)
     for warning in noted:
-        warnings.warn(warning.message, stacklevel=3)
+        warnings.warn(warning.message, stacklevel=4)  # whoever called run or resume, which are `checked`
     return scene, [str(w.message) for w in noted if issubclass(w.category, UnsoundWarning)]
 
 

@@ -24,7 +24,7 @@ from asyncfed import (
     load,
     run,
 )
-from asyncfed.data import client_data_from_lists
+from asyncfed.data import client_data_from_lists, load_dataset
 from asyncfed.network import Exponential, Given, LogNormal, Metropolis, Table
 from asyncfed.problems import Problem, bilevel_quadratic, classification, quadratic
 from asyncfed.protocols import (
@@ -387,3 +387,20 @@ def test_a_part_that_is_of_another_kind_is_refused(part: str, given: object, all
     scenario = Scenario(problem=quadratic(clients=3), topology=ring(3), protocol=SGP(steps=1, lr=0.1))
     with pytest.raises(ScenarioError, match=f"{part} is .*{allowed}"):
         run(dataclasses.replace(scenario, **{part: given}))  # type: ignore[arg-type]
+
+
+def test_a_scenario_prints_in_a_few_lines(tmp_path: Path) -> None:
+    """Tensors used to fill pages."""
+    scenario = Scenario(problem=quadratic(clients=300), topology=ring(300), protocol=SGP(steps=1, lr=0.1))
+    data = scenario.problem.data
+    for value, said in (
+        (scenario, "topology  ring, 300 clients"),
+        (scenario.problem, "300 + 300 + 300 samples of float64 (5, 5), float64 (5,)"),
+        (data, "300 clients"),
+        (data.train, "300 clients, 300 samples"),
+        (load_dataset("digits"), "1,797 samples (64,), 10 classes"),
+        (run(scenario, out=tmp_path / "run"), "(complete)"),
+    ):
+        assert said in repr(value)
+        assert len(repr(value)) < 1000
+        assert len(repr(value).splitlines()) < 12

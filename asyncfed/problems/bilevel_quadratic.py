@@ -59,7 +59,7 @@ def bilevel_quadratic(
     """
     low, high = bounds(curvature)
     each = samples if noise else 1
-    require_matrices(clients, max(dimension, outer_dimension), 4 + 2 * each)
+    require_matrices(clients * (4 + 2 * each), dimension, max(dimension, outer_dimension))
     generator = Streams(seed).generator("bilevel_quadratic")
     normal = generator.standard_normal
     eigenvalues = np.exp(generator.uniform(np.log(low), np.log(high), (clients, dimension)))

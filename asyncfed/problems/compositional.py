@@ -56,7 +56,7 @@ def compositional(
         raise DataError(
             f"outer_dimension is {outer_dimension}; it must lie in 1..{dimension}, the dimension of y"
         )
-    require_matrices(clients, dimension, 6)
+    require_matrices(6 * clients, dimension, dimension)
     generator = Streams(seed).generator("compositional")
     normal = generator.standard_normal
 

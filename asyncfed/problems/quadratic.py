@@ -53,7 +53,7 @@ def quadratic(
     """
     low, high = bounds(curvature)
     each = samples if noise else 1
-    require_matrices(clients, dimension, 4 + each)
+    require_matrices(clients * (4 + each), dimension, dimension)
     generator = Streams(seed).generator("quadratic")
     eigenvalues = np.exp(generator.uniform(np.log(low), np.log(high), (clients, dimension)))
     vectors = np.linalg.qr(generator.standard_normal((clients, dimension, dimension)))[0]
@@ -84,12 +84,12 @@ def bounds(curvature: Curvature) -> tuple[float, float]:
     return low, high
 
 
-def require_matrices(clients: int, dimension: int, each: int) -> None:
-    """Refuse `each` square matrices of every client where there is no memory for them."""
+def require_matrices(count: int, rows: int, columns: int) -> None:
+    """Refuse so many matrices of clients and their samples where there is no memory for them."""
     require_room(
-        8.0 * clients * dimension**2 * each,
-        f"a problem of {clients:,} clients with matrices {dimension:,} × {dimension:,}",
-        "give fewer `clients` or a smaller `dimension`",
+        8.0 * count * rows * columns,
+        f"a problem of clients with matrices {rows:,} × {columns:,}, {count:,} of them on the way,",
+        "give fewer `clients` or `samples`, or a smaller `dimension`",
     )
 
 
