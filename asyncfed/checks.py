@@ -36,7 +36,7 @@ from asyncfed.errors import ScenarioError
 T = TypeVar("T", bound=Callable[..., Any])
 
 MOST = 2**31 - 1  # of anything that is counted: what a trace has room for
-_LARGEST = 2**64  # of numbers that are not counts: seeds
+_LARGEST = 2**128  # of numbers that are not counts: seeds
 _LONGEST_TEXT = 4096
 _HALVES = re.compile("[\ud800-\udfff]")
 _NOBODYS = ("builtins", "numpy", "torch", "pandas")  # what is from there is no thing of ours, whatever it can
@@ -83,6 +83,11 @@ class Words:
     text: str
 
 
+@dataclass(frozen=True)
+class _OnDisk:
+    """Of paths: without what no file system takes."""
+
+
 NonNegativeInt = Annotated[int, Range(0, MOST)]
 PositiveInt = Annotated[int, Range(1, MOST)]
 FiniteFloat = Annotated[float, Range()]
@@ -92,7 +97,7 @@ Probability = Annotated[float, Range(0, 1, above=True)]
 LossProbability = Annotated[float, Range(0, 1, below=True)]
 UnitFloat = Annotated[float, Range(0, 1)]
 Capacity = Annotated[float, Range(0, above=True, infinite=True)]
-PathLike = str | os.PathLike[str]
+PathLike = Annotated[str | os.PathLike[str], _OnDisk(), Words("a path")]
 
 
 @overload
@@ -154,6 +159,7 @@ def shown(value: object, longest: int = _LONGEST) -> str:
         text = repr(value[: longest + 1] if isinstance(value, (str, bytes)) else value)
     except Exception:  # of any kind: it is the user's own, or nested too deeply
         text = f"a {type(value).__name__} that cannot be written down"
+    text = " ".join(line.strip() for line in text.splitlines())
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
@@ -266,6 +272,8 @@ def _made_rule(hint: Any) -> _Rule:
         limits = [mark for mark in hint.__metadata__ if isinstance(mark, Range)]
         told = [mark.text for mark in hint.__metadata__ if isinstance(mark, Words)]
         rule = _number(inside[0], limits[0]) if limits else _rule(inside[0])
+        if any(isinstance(mark, _OnDisk) for mark in hint.__metadata__):
+            rule = _path(rule)
         return rule._replace(words=told[0]) if told else rule
     if hint in (int, float):
         return _number(hint, Range(infinite=True))
@@ -341,6 +349,16 @@ def _same(value: Any, choices: Sequence[Any]) -> Any:
         if type(value) is type(choice) and value == choice:
             return choice
     raise _MisfitError
+
+
+def _path(rule: _Rule) -> _Rule:
+    def take(value: Any) -> Any:
+        path = rule.take(value)
+        if "\0" in os.fspath(path):
+            raise _MisfitError("a path has no NUL in it")
+        return path
+
+    return rule._replace(take=take)
 
 
 def _literal(choices: tuple[Any, ...]) -> _Rule:

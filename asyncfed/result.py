@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from asyncfed.checks import PathLike, checked
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
-from asyncfed.homes import checked_imports
+from asyncfed.homes import Imports, checked_imports
 from asyncfed.network.names import Names, stored_names
 from asyncfed.reading import is_number, is_whole, short
 from asyncfed.runtime.directory import RunDirectory
@@ -28,7 +27,6 @@ _MOST_COLUMNS = 1000
 _MOST_CELLS = 1 << 26
 
 
-@checked
 class Result:
     """Metrics and trace of a run.
 
@@ -262,7 +260,7 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 @checked
-def load(path: PathLike, *, imports: str | Collection[str] = ()) -> Result:
+def load(path: PathLike, *, imports: Imports = ()) -> Result:
     """Open a run again, whole or partial.
 
     `imports` names the modules (or packages) that may be imported, which runs their code, to find methods and

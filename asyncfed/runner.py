@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from asyncfed.callbacks import Callback, checked_callbacks
+from asyncfed.callbacks import Told
 from asyncfed.checks import NonNegativeInt, PathLike, Words, checked, shown
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError, UnknownNameError, UnsoundWarning
 from asyncfed.execution import Execution, Progress
-from asyncfed.homes import checked_imports
+from asyncfed.homes import Imports, checked_imports
 from asyncfed.options import CheckpointEvery, Options, PerActor
 from asyncfed.protocols.part import Scene, Tensors
 from asyncfed.result import Result
@@ -28,7 +28,7 @@ from asyncfed.runtime.fingerprint import fingerprints
 from asyncfed.runtime.lock import locked
 from asyncfed.scenario import AnyScenario, Scenario, check
 from asyncfed.scenario_data import difference, scenario_from_data, scenario_to_data
-from asyncfed.watching import check_progress, watching
+from asyncfed.watching import Watched, watching
 
 __all__ = ["Progress", "resumable", "resume", "run"]
 
@@ -59,8 +59,8 @@ def run(
     save_final: bool = False,
     checkpoint_every: CheckpointEvery = "60s",
     max_recoveries: NonNegativeInt = 10,
-    progress: bool | Callable[[Progress], None] | None = None,
-    callbacks: Sequence[Callback] = (),
+    progress: Watched = None,
+    callbacks: Told = (),
     tap: Tap | None = None,
     initial: Initial = None,
     strict: bool = False,
@@ -109,8 +109,7 @@ def run(
     scene, unsound = _checked(scenario)
     start = _initial(scenario, scene, initial)
     _check_local(options, tap, strict)
-    listeners = checked_callbacks(callbacks)
-    check_progress(progress)
+    listeners = callbacks
     directory = RunDirectory.create(out, scenario.name)
     with locked(directory.path) as lock, watching(progress) as tell:
         directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
@@ -143,9 +142,9 @@ def resume(
     address: str | None = None,
     checkpoint_every: CheckpointEvery = None,
     max_recoveries: NonNegativeInt | None = None,
-    progress: bool | Callable[[Progress], None] | None = None,
-    callbacks: Sequence[Callback] = (),
-    imports: Collection[str] = (),
+    progress: Watched = None,
+    callbacks: Told = (),
+    imports: Imports = (),
 ) -> Result:
     """Go on with a run that was interrupted, killed or failed, to the same bytes as if it never had been.
 
@@ -171,8 +170,7 @@ def resume(
         As for `load`: modules that may be imported for methods and problems of one's own.
     """
     directory, modules = RunDirectory.open(path), checked_imports(imports)
-    listeners = checked_callbacks(callbacks)
-    check_progress(progress)
+    listeners = callbacks
     with locked(directory.path) as lock, watching(progress) as tell:
         manifest = directory.manifest()
         _require_unfinished(directory.path, manifest)

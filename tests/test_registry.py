@@ -185,7 +185,7 @@ def test_a_users_own_method_that_is_registered_can_be_run_again(clean: None, tmp
     assert load(tmp_path / "run").scenario.protocol == scenario.protocol
     assert read("slower(2, 0.1)", "method") == Slower(2, 0.1)
     del registry._THINGS["method"]["Slower"]  # as in another process, which has not imported it
-    with pytest.raises(UnknownNameError, match=r"'Slower'.*import the file that defines it"):
+    with pytest.raises(ScenarioError, match=r"'Slower' is not registered; it was defined in .*import"):
         _ = load(tmp_path / "run").scenario
 
 
@@ -197,7 +197,7 @@ def test_a_users_own_problem_that_is_not_there_says_what_to_do(clean: None) -> N
     data = scenario_to_data(Scenario(problem=my_problem(3), topology=ring(3), protocol=SGP(1, 0.1)))
     assert scenario_from_data(data).problem.clients == 3
     del registry._THINGS["problem"]["my_problem"]
-    with pytest.raises(UnknownNameError, match=r"problem 'my_problem'.*import the file that defines it"):
+    with pytest.raises(ScenarioError, match=r"'my_problem' is not registered; it was defined in .*import"):
         scenario_from_data(data)
 
 

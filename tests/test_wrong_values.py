@@ -61,6 +61,7 @@ HOSTILE: tuple[Any, ...] = (
 
 NOT_MADE_BY_HAND = {
     *("Progress", "StudyProgress", "StudyResult", "HypergradientEstimate", "Shakespeare"),  # handed out
+    *("Result", "RunStart", "PhaseStart", "EvaluationReport", "MessageSummary", "Names", "Buffers"),
     *("Attendance", "Expectations", "Knowledge", "Recipe"),  # plain records between parts of the network
     *("Partition", "Presence", "Timing", "Weights", "Params", "DATASETS"),  # names of types and of datasets
     *("problem_factory", "recipe_type"),  # decorators, checked where they are used
@@ -96,12 +97,10 @@ def loss(inner: torch.Tensor, outer: Any, batch: tuple[torch.Tensor, ...]) -> to
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Arguments with which everything works, but for what is registered as a class."""
     folder = tmp_path_factory.mktemp("good")
-    trace = folder / "contacts.csv"
-    trace.write_text("from,to,t1,t2\n0,1,0,1\n1,2,1,2\n")
     problem, net, one_step = quadratic(3, 2), compile_network(ring(3)), SGP(1, 0.1, batch=None)
     tilted, shares, shards = bilevel_quadratic(3, 2, 1, seed=1), Uniform().prepare(net), problem.data.train
     scenario = Scenario(problem=problem, topology=ring(3), protocol=one_step)
-    result = asyncfed.run(scenario, out=folder / "run")
+    asyncfed.run(scenario, out=folder / "run")
     study = Study("s", {"a": scenario}, lambda results: Summary())
     asyncfed.run_study(study, out=folder / "study", pictures=False)
     topologies.save(ring(3), folder / "graph.json")
@@ -116,19 +115,17 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "resume": {"path": folder / "run"},
         "run": {"scenario": scenario},
         "run_study": {"study": study, "pictures": False},
-        "Result": {"directory": result._directory},
         "Scenario": {"problem": problem, "topology": ring(3), "protocol": SGP(1, 0.1)},
         "Study": {"name": "s", "parts": {"a": scenario}, "summarise": lambda results: Summary()},
         "SummaryTable": {"title": "t", "frame": pd.DataFrame({"a": [1]})},
         "Trace": {"directory": folder / "run" / "trace"},
         "by_distance": {"base": 1.0, "per_unit": 1.0},
-        "contacts": {"path": trace},
         "edgeless": {"n": 3},
         "erdos_renyi": {"n": 5, "p": 0.9},
         "from_recipe": {"recipe": '{"generator": "ring", "arguments": {"n": 3}}'},
         "fully_connected": {"n": 3},
         "grid": {"rows": 2, "columns": 2},
-        "topologies.load": {"path": folder / "graph.json"},
+        "from_file": {"path": folder / "graph.json"},
         "random_geometric": {"n": 4, "radius": 1.0},
         "random_graph": {"n": 5, "mean_degree": 3.0},
         "ring": {"n": 3},
@@ -150,6 +147,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "ClientShards": {"tensors": shards.tensors, "sizes": shards.sizes},
         "Dataset": {"name": "d", "x": dataset.x, "y": dataset.y, "classes": 2},
         "class_counts": {"data": one, "classes": 2},
+        "client_data": {"source": (dataset.x, dataset.y), "clients": 2},
         "client_data_from_lists": {"train": [(dataset.x, dataset.y)]},
         "has_test_part": {"name": "digits"},
         "load_dataset": {"name": "digits", "limit": 20},
@@ -169,6 +167,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "classification": digits,
         "compositional": {"clients": 3},
         "compositional_solution": {"problem": compositional(3)},
+        "from_module": {"module": models.mlp([3, 2]), "data": one},
         "hyper_representation": digits | {"model": "mlp:4"},
         "local_hypergradient_solution": {"problem": bilevel_quadratic(2, 2, 1, seed=1)},
         "logistic_pair": {"dataset": "digits", "samples": 5},

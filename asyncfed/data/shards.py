@@ -42,6 +42,7 @@ class ClientShards:
     def __post_init__(self) -> None:
         tensors = fitting(self.tensors, Samples, "ClientShards: tensors", DataError)
         object.__setattr__(self, "tensors", tensors)
+        fitting(self.beside, Samples, "ClientShards: beside", DataError)
         object.__setattr__(self, "sizes", _counts(self.sizes))
         lengths = [len(tensor) if tensor.ndim else None for tensor in self.tensors]
         if any(length != self.total for length in lengths):

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from asyncfed.checks import shown
 from asyncfed.data import ClientData
 from asyncfed.errors import OneByOneWarning, ScenarioError
 from asyncfed.models import borrowed_random_state, has_convolutions
@@ -86,7 +87,7 @@ def from_module(
             "arrays, lists, datasets and tables"
         )
     if buffers not in ("local", "averaged", "frozen"):
-        raise ScenarioError(f"buffers is {buffers!r}; it must be 'local', 'averaged' or 'frozen'")
+        raise ScenarioError(f"buffers is {shown(buffers)}; it must be 'local', 'averaged' or 'frozen'")
     made = _made(module)
     network = _Network.of(made, data, outer, buffers)
     per_sample = _per_sample(loss)
@@ -99,7 +100,7 @@ def from_module(
     for key, measure in (metrics or {}).items():
         if not isinstance(key, str) or not callable(measure):
             raise ScenarioError(
-                f"metric {key!r} is {measure!r}; metrics are functions (output, target) by name, and "
+                f"metric {key!r} is {shown(measure)}; metrics are functions (output, target) by name, and "
                 "return one number for each sample"
             )
         measures[key] = measure
@@ -324,7 +325,7 @@ def _chosen(outer: Chosen, names: tuple[str, ...]) -> tuple[str, ...]:
         for one in wanted:
             if not isinstance(one, str) or not any(_begins(name, one) for name in names):
                 raise ScenarioError(
-                    f"outer names {one!r}, and no parameter begins with that; there are {', '.join(names)}"
+                    f"outer names {shown(one)}, and no parameter begins with that; there are {', '.join(names)}"
                 )
         chosen = tuple(name for name in names if any(_begins(name, one) for one in wanted))
     if len(chosen) == len(names):
@@ -466,7 +467,7 @@ def _per_sample(loss: object) -> PerSample:
     if isinstance(loss, str):
         if loss not in _LOSSES:
             raise ScenarioError(
-                f"loss is {loss!r}; it must be {', '.join(map(repr, _LOSSES))}, a loss of torch, or a "
+                f"loss is {shown(loss)}; it must be {', '.join(map(repr, _LOSSES))}, a loss of torch, or a "
                 "function (output, target) → one number for each sample"
             )
         return _LOSSES[loss]
@@ -482,7 +483,7 @@ def _per_sample(loss: object) -> PerSample:
         return _LOSSES["cross_entropy"] if _plain_cross_entropy(own) else own
     if not callable(loss):
         raise ScenarioError(
-            f"loss is {loss!r}; it must be {', '.join(map(repr, _LOSSES))}, a loss of torch, or a "
+            f"loss is {shown(loss)}; it must be {', '.join(map(repr, _LOSSES))}, a loss of torch, or a "
             "function (output, target) → one number for each sample"
         )
     if loss is nn.functional.cross_entropy:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -81,6 +81,7 @@ class PeerAggITD(AmongPeers):
     batch: Batch = None
     start: StartFrom = "warm"
     timed: bool = False
+    moves_buffers: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         self.with_server()  # refuses what it refuses

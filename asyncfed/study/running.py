@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncfed.callbacks import Callback, checked_callbacks
+from asyncfed.callbacks import Told
 from asyncfed.checks import NonNegativeInt, PathLike, checked
 from asyncfed.errors import (
     AsyncfedError,
@@ -46,7 +46,7 @@ from asyncfed.study.directory import (
 )
 from asyncfed.study.summary import Summary, draw, to_data, write_summary
 from asyncfed.study.watching import watching_study
-from asyncfed.watching import check_progress
+from asyncfed.watching import Watched
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def run_study(
     max_recoveries: NonNegativeInt = 10,
     only: Sequence[str] | None = None,
     pictures: bool = True,
-    progress: bool | Callable[[StudyProgress], None] | None = None,
-    callbacks: Sequence[Callback] = (),
+    progress: Watched = None,
+    callbacks: Told = (),
 ) -> StudyResult:
     """Run the parts of a study, one after the other, and summarise those that are complete.
 
@@ -110,8 +110,7 @@ def run_study(
         do not raises nothing; `StudyResult.parts` tells of it.
     """
     chosen = _chosen(study, only)
-    listeners = checked_callbacks(callbacks)
-    check_progress(progress)
+    listeners = callbacks
 
     def tell(part: str, status: Any, **more: Any) -> None:
         if told is not None:
@@ -175,7 +174,7 @@ def _run_part(
     part: str,
     options: Options,
     progress: Callable[[Progress], None],
-    callbacks: Sequence[Callback],
+    callbacks: Told,
 ) -> None:
     """Go on with what stands there, where that comes to the same end; or run it afresh."""
     out = study / part
