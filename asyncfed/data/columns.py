@@ -148,8 +148,8 @@ def _one(value: Any, name: str, place: int) -> Tensor:
         array = np.empty(0, dtype=object)  # lists of different lengths
     if array.dtype == object or array.dtype.kind not in "biuf":
         raise DataError(
-            f"sample {place} of column {name!r} is {shown(value, 60)}, which is no array of numbers; leave the "
-            "column out (x=…, y=…), or make it one (transform=…)"
+            f"sample {place} of column {name!r} is {shown(value, 60)}, which is no array of numbers; leave "
+            "the column out (x=…, y=…), or make it one (transform=…)"
         )
     listed = isinstance(value, (list, tuple)) and array.dtype == np.float64
     return _plain(torch.from_numpy(array.astype(np.float32) if listed else array.copy()))

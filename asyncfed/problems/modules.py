@@ -18,13 +18,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from asyncfed.checks import shown
+from asyncfed.checks import Words, checked, shown
 from asyncfed.data import ClientData
 from asyncfed.errors import OneByOneWarning, ScenarioError
 from asyncfed.models import borrowed_random_state, has_convolutions
@@ -43,9 +43,13 @@ _LOSSES: dict[str, PerSample] = {
 }
 
 
+@checked
 def from_module(
-    module: nn.Module | Callable[[], nn.Module],
-    data: ClientData,
+    module: nn.Module | type[nn.Module] | Callable[[], nn.Module],
+    data: Annotated[
+        ClientData,
+        Words("ClientData: asyncfed.data.client_data makes it of arrays, lists, datasets and tables"),
+    ],
     loss: str | nn.Module | Callable[[Any, Tensor], Tensor] = "cross_entropy",
     *,
     outer: Chosen = None,
@@ -81,13 +85,6 @@ def from_module(
     outer_split
         The samples of the outer loss, which is the same loss in evaluation mode.
     """
-    if not isinstance(data, ClientData):
-        raise ScenarioError(
-            f"data is a {type(data).__name__}; it must be ClientData: asyncfed.data.client_data makes it of "
-            "arrays, lists, datasets and tables"
-        )
-    if buffers not in ("local", "averaged", "frozen"):
-        raise ScenarioError(f"buffers is {shown(buffers)}; it must be 'local', 'averaged' or 'frozen'")
     made = _made(module)
     network = _Network.of(made, data, outer, buffers)
     per_sample = _per_sample(loss)
@@ -325,7 +322,8 @@ def _chosen(outer: Chosen, names: tuple[str, ...]) -> tuple[str, ...]:
         for one in wanted:
             if not isinstance(one, str) or not any(_begins(name, one) for name in names):
                 raise ScenarioError(
-                    f"outer names {shown(one)}, and no parameter begins with that; there are {', '.join(names)}"
+                    f"outer names {shown(one)}, and no parameter begins with that; there are "
+                    f"{', '.join(names)}"
                 )
         chosen = tuple(name for name in names if any(_begins(name, one) for one in wanted))
     if len(chosen) == len(names):
