@@ -378,7 +378,7 @@ def test_mistakes_are_told_before_anything_runs() -> None:
             continue
         with pytest.raises(ScenarioError, match=words):
             from_module(data=data(), **given)
-    with pytest.raises(ScenarioError, match="from_module: data is .*; it must be ClientData: asyncfed.data.client_data"):
+    with pytest.raises(ScenarioError, match=r"data is .*; it must be ClientData: asyncfed\.data"):
         from_module(Flat, [1])  # type: ignore[arg-type]
     problem = from_module(Flat, data(), buffers="averaged")
     with pytest.raises(ScenarioError, match="PushPull does not move such; give from_module buffers='local'"):
