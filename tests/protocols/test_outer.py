@@ -125,10 +125,13 @@ INNER, HYPER = SGP(steps=2, lr=0.1), HGP(rounds=2)
     [
         ({"outer_steps": -1}, "outer_steps is -1; it must be a whole number"),
         ({"start": "cold"}, "start is 'cold'; it must be 'fresh' .* or 'warm'"),
-        ({"outer_lr": -0.1}, "PDBO: outer_lr is -0"),
+        ({"outer_lr": -0.1}, r"outer_lr is -0\.1; it must be a finite number above 0"),
         ({"outer_lr": 0.0}, "outer_lr is 0.0"),
         ({"outer_lr": float("nan")}, "outer_lr is nan"),
-        ({"outer_lr": {"labels": 0.1, "ensemble": -2.0}}, "PDBO: outer_lr"),
+        (
+            {"outer_lr": {"labels": 0.1, "ensemble": -2.0}},
+            r"outer_lr\[.ensemble.\] is -2\.0; it must be a finite number above 0",
+        ),
     ],
 )
 def test_bad_settings(protocol: Any, settings: dict[str, Any], complaint: str) -> None:
