@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import Words
 from asyncfed.printable import duration, printable
 
 if TYPE_CHECKING:
@@ -71,17 +71,13 @@ def shows(progress: object) -> bool:
     return progress is True
 
 
-def check_progress(progress: object) -> None:
-    """Refuse what says neither whether to show it nor whom to tell."""
-    if (
-        progress is not None
-        and not isinstance(progress, bool)
-        and (isinstance(progress, type) or not callable(progress))
-    ):
-        raise ScenarioError(
-            f"progress is {progress!r}; it must be True to show it, False not to, None to show it where "
-            "somebody looks, or a function that is called with it"
-        )
+Watched = Annotated[
+    bool | Callable[[Any], None] | None,
+    Words(
+        "True to show it, False not to, None to show it where somebody looks, or a function that is called "
+        "with it"
+    ),
+]
 
 
 def in_notebook() -> bool:
