@@ -61,7 +61,16 @@ HOSTILE: tuple[Any, ...] = (
 
 NOT_MADE_BY_HAND = {
     *("Progress", "StudyProgress", "StudyResult", "HypergradientEstimate", "Shakespeare"),  # handed out
-    *("Result", "RunStart", "PhaseStart", "EvaluationReport", "MessageSummary", "Names", "Buffers"),
+    *(
+        "Comparison",
+        "Result",
+        "RunStart",
+        "PhaseStart",
+        "EvaluationReport",
+        "MessageSummary",
+        "Names",
+        "Buffers",
+    ),
     *("Attendance", "Expectations", "Knowledge", "Recipe"),  # plain records between parts of the network
     *("Partition", "Presence", "Timing", "Weights", "Params", "DATASETS"),  # names of types and of datasets
     *("problem_factory", "recipe_type"),  # decorators, checked where they are used
@@ -110,6 +119,8 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     digits = {"dataset": "digits", "clients": 3, "limit": 200}
     return {
         "hypergradient": {"problem": tilted, "topology": ring(3), "inner": one_step, "rounds": 1},
+        "compare": {},
+        "export": {"run": folder / "run", "to": "csv"},
         "load": {"path": folder / "run"},
         "load_study": {"path": folder / "study"},
         "resume": {"path": folder / "run"},
@@ -233,7 +244,10 @@ def test_a_wrong_value_is_refused_in_words(
             case = f"{name}({parameter.name}={type(value).__name__}(…))"
             try:
                 with soon(20):
-                    made = thing(**usual | {parameter.name: value})
+                    if parameter.kind is parameter.VAR_POSITIONAL:
+                        made = thing(value, **usual)
+                    else:
+                        made = thing(**usual | {parameter.name: value})
             except AsyncfedError as refused:
                 if not 10 < len(str(refused)) < 10_000:
                     raise AssertionError(f"{case} is refused with {refused!s:.300}") from None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from asyncfed.checks import FiniteFloat, checked
 from asyncfed.comparison.curves import (
     AXES,
     Floats,
@@ -211,7 +212,8 @@ class Comparison:
         return [each for row in self.rows for each in self._stairs(row, metric, axis)]
 
 
-def compare(*runs: Given, at: Mapping[str, Sequence[float]] | None = None) -> Comparison:
+@checked
+def compare(*runs: Given, at: Mapping[str, Sequence[FiniteFloat]] | None = None) -> Comparison:
     """Compare runs: results, or directories of runs, studies and sweeps (all their complete parts).
 
     `at` says where: axis (step, virtual_time, bytes, rounds) → points. Unless given, at the furthest point of
@@ -230,11 +232,7 @@ def _checked_axis(axis: object) -> str:
 
 
 def _checked_points(at: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    points = {_checked_axis(axis): [float(point) for point in given] for axis, given in at.items()}
-    for axis, chosen in points.items():
-        if not np.isfinite(chosen).all():
-            raise ScenarioError(f"a point of {axis} is {chosen}; points are numbers")
-    return points
+    return {_checked_axis(axis): list(points) for axis, points in at.items()}
 
 
 def _texts(means: Floats, errors: Floats) -> list[str]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from asyncfed.checks import PathLike, fitting
 from asyncfed.comparison.differences import differing, identity, settings
 from asyncfed.errors import ScenarioError
 from asyncfed.result import Result, load
 from asyncfed.study import StudyResult, load_study
 
-Given: TypeAlias = "Result | StudyResult | str | os.PathLike[str]"
+Given: TypeAlias = Result | StudyResult | PathLike
 
 MOST_RUNS = 10_000
 _LONGEST_LABEL = 48
@@ -35,7 +35,8 @@ class Row:
 def found_runs(given: Iterable[Given]) -> dict[str, Result]:
     """Name → run, of directories of runs, and of studies (or sweeps), whose complete parts are meant."""
     runs: list[tuple[str, Result]] = []
-    for each in given:
+    for what in given:
+        each = fitting(what, Given, "a run to compare")
         if isinstance(each, Result):
             runs.append((each.path.name, each))
         elif isinstance(each, StudyResult) or (Path(each) / "study.json").exists():

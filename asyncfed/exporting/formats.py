@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from asyncfed.checks import PathLike, checked
 from asyncfed.disk import write_whole
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.exporting.chrome import write_chrome
@@ -34,9 +34,8 @@ FORMATS = {
 }
 
 
-def export(
-    run: Result | str | os.PathLike[str], to: str, out: str | os.PathLike[str] | None = None
-) -> list[Path]:
+@checked
+def export(run: Result | PathLike, to: str, out: PathLike | None = None) -> list[Path]:
     """Write a run in the format of another program; returns the files.
 
     Parameters
