@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         load_study,
         run_study,
     )
+    from asyncfed.sweeping import sweep
     from asyncfed.trace import Trace
 
 _HOMES = {
@@ -90,6 +91,7 @@ _HOMES = {
         "load_study",
         "run_study",
     ),
+    "asyncfed.sweeping": ("sweep",),
     "asyncfed.trace": ("Trace",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -142,6 +144,7 @@ __all__ = [
     "resume",
     "run",
     "run_study",
+    "sweep",
 ]
 
 

@@ -33,7 +33,7 @@ def test_public_names() -> None:
         PhaseStart Progress QuorumError RecoveredWarning Result RunError RunExistsError RunStart RunStopped
         Scenario ScenarioError SeriesDivergesError StorageError Study StudyProgress StudyResult Summary
         SummaryTable TopologyError Trace TraceError UnknownNameError UnsoundWarning VirtualTime compare export
-        hypergradient load load_study resume run run_study
+        hypergradient load load_study resume run run_study sweep
     """
     assert sorted(asyncfed.__all__) == names.split()
     for name in asyncfed.__all__:

@@ -125,6 +125,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "load_study": {"path": folder / "study"},
         "resume": {"path": folder / "run"},
         "run": {"scenario": scenario},
+        "sweep": {"scenario": scenario, "settings": {"seed": [0]}, "workers": 1},
         "run_study": {"study": study, "pictures": False},
         "Scenario": {"problem": problem, "topology": ring(3), "protocol": SGP(1, 0.1)},
         "Study": {"name": "s", "parts": {"a": scenario}, "summarise": lambda results: Summary()},

@@ -143,12 +143,55 @@ def run(
         int, typer.Option(min=0, help="How often lost Ray actors are replaced and the run goes on by itself.")
     ] = 10,
     pictures: Annotated[bool, typer.Option("--pictures", help="Also draw the result.")] = False,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=V1,V2,…",
+            help="Run all combinations of these values of a setting, by the names of --set. Repeatable.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Run each with so many seeds, from --seed (or 0) on.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Of a sweep: how many runs at a time; one per core unless told.")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Of a sweep: what its table is sorted by; accuracy or loss unless told."),
+    ] = None,
 ) -> None:
-    """Run a scenario, or the parts of a study, and print the result."""
+    """Run a scenario, the parts of a study, or a sweep over settings, and print the result."""
     from asyncfed.cli.scenarios import load_work
     from asyncfed.scenario import Scenario
 
     packing = _packing(clients_per_actor)
+    if sweep or seeds is not None:
+        from asyncfed.cli.sweeping import execute_sweep
+
+        execute_sweep(
+            scenario,
+            settings or (),
+            seed,
+            sweep or (),
+            seeds,
+            workers=workers,
+            metric=metric,
+            backend=backend,
+            clients_per_actor=packing,
+            address=address,
+            out=out,
+            device=device,
+            save_final=save_final,
+            checkpoint_every=_interval(checkpoint_every),
+            max_recoveries=max_recoveries,
+            pictures=pictures,
+        )
+        return
+    if workers is not None or metric is not None:
+        from asyncfed.errors import ScenarioError
+
+        raise ScenarioError("--workers and --metric are for sweeps; give --sweep or --seeds, too")
     work = load_work(scenario, settings or (), seed)
     if isinstance(work, Scenario):
         from asyncfed.cli.session import execute

@@ -59,6 +59,25 @@ def load_scenario(name: str, settings: Sequence[str] = (), seed: int | None = No
     return work
 
 
+def load_maker(
+    name: str, settings: Sequence[str] = (), seed: int | None = None
+) -> Callable[[Mapping[str, Any]], Scenario]:
+    """Makes the scenario that a name or a path means, with further settings each time: for sweeps."""
+    from asyncfed.settings import parse_settings
+
+    changes = parse_settings(settings)
+    path = _locate(name)
+    module = _module(path)
+    if callable(getattr(module, "study", None)):
+        raise ScenarioError(f"{name} is a study of several runs; a sweep is over settings of one scenario")
+
+    def made(chosen: Mapping[str, Any]) -> Scenario:
+        own = {**changes, **chosen}
+        return _scenario(module, path, {key: own[key] for key in own if key != "seed"}, own.get("seed", seed))
+
+    return made
+
+
 def _study(module: ModuleType, path: Path, changes: Mapping[str, Any], seed: int | None) -> Study:
     from asyncfed.study import Study
 

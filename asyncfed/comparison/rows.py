@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ Given: TypeAlias = Result | StudyResult | PathLike
 
 MOST_RUNS = 10_000
 _LONGEST_LABEL = 48
+_SEED = re.compile(r"(^|,)seed=[^,]*")  # in the name of a run of a sweep
 _ASIDE = ("versions", "backend")  # no settings of a scenario
 
 
@@ -58,7 +60,8 @@ def found_runs(given: Iterable[Given]) -> dict[str, Result]:
 def in_rows(runs: Mapping[str, Result]) -> tuple[list[Row], dict[str, list[str]]]:
     """The rows in the order of their first runs, and what differs between them: setting → text of each row.
 
-    A row is called by its settings where these are short and its own, else by the name of its first run.
+    A row is called by its settings where these are short and its own, else by the name of its first run
+    (of a sweep: without the seed).
     """
     grouped: dict[tuple[str, int], list[str]] = {}
     for name, run in runs.items():
@@ -76,7 +79,11 @@ def in_rows(runs: Mapping[str, Result]) -> tuple[list[Row], dict[str, list[str]]
 def _labels(members: Sequence[Sequence[str]], differences: Mapping[str, Sequence[str]]) -> list[str]:
     own = {path: texts for path, texts in differences.items() if path.split(".")[0] not in _ASIDE}
     told = [", ".join(f"{path}={texts[row]}" for path, texts in own.items()) for row in range(len(members))]
-    return [
-        text if text and len(text) <= _LONGEST_LABEL and told.count(text) == 1 else names[0]
-        for text, names in zip(told, members, strict=True)
-    ]
+    cut = [_SEED.sub("", names[0]).strip(",") for names in members]
+    labels = []
+    for names, short, without_seed in zip(members, told, cut, strict=True):
+        if short and len(short) <= _LONGEST_LABEL and told.count(short) == 1:
+            labels.append(short)
+        else:
+            labels.append(without_seed if without_seed and cut.count(without_seed) == 1 else names[0])
+    return labels
