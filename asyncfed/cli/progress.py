@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from asyncfed.cli.printable import printable
-from asyncfed.cli.tables import duration
+from asyncfed.description import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

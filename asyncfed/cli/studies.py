@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
 from asyncfed.cli.progress import StudyWatcher
-from asyncfed.cli.tables import duration, print_columns, print_pairs, stderr, stdout
+from asyncfed.cli.tables import print_columns, print_pairs, stderr, stdout
+from asyncfed.description import duration
 from asyncfed.errors import ScenarioError, TraceError
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.study import Study, StudyResult, load_study, run_study

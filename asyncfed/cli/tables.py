@@ -114,15 +114,6 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
             part.unlink()
 
 
-def duration(seconds: float) -> str:
-    """Short, for people."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
-
-
 def _table(frame: pd.DataFrame) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in frame.columns:

@@ -92,6 +92,10 @@ class Sums:
             mine = self._of(name)
             mine[place] = _COMBINED.get(name, np.add)(mine[place], values)
 
+    def of_group(self, place: int) -> dict[str, float]:
+        """The sums of one group, those of which there are any."""
+        return {name: values[place].item() for name, values in self._values.items()}
+
     def compact(self) -> Sums:
         """The same, to be kept and added: whole numbers in four bytes where they fit."""
         small = Sums()
@@ -213,26 +217,38 @@ def count(chunks: Iterable[pa.Table]) -> Totals:
     return totals
 
 
-def client_sums(chunks: Iterable[pa.Table], nodes: int) -> pd.DataFrame:
-    """One row per client from the table of steps: steps, busy_time, finished_at, absorbed_per_step."""
-    import pandas as pd
+class ClientSums:
+    """Sums over the table of steps, one row per client."""
 
-    steps, busy, absorbed = (np.zeros(nodes) for _ in range(3))
-    finished = np.full(nodes, -np.inf)
-    for chunk in chunks:
+    def __init__(self, nodes: int) -> None:
+        self.steps, self.absorbed = (np.zeros(nodes, np.int64) for _ in range(2))
+        self.busy_time = np.zeros(nodes)
+        self.finished_at = np.full(nodes, -np.inf)
+
+    def add(self, chunk: pa.Table) -> None:
+        """Count steps."""
         client, ended = chunk["client"].to_numpy(), chunk["ended_at"].to_numpy()
-        steps += np.bincount(client, minlength=nodes)
-        busy += np.bincount(client, weights=ended - chunk["started_at"].to_numpy(), minlength=nodes)
-        absorbed += np.bincount(client, weights=chunk["absorbed"].to_numpy(), minlength=nodes)
-        np.maximum.at(finished, client, ended)
-    return pd.DataFrame(
-        {
-            "steps": steps.astype(np.int64),
-            "busy_time": busy,
-            "finished_at": np.where(steps > 0, finished, np.nan),
-            "absorbed_per_step": ratio(absorbed, steps),
+        nodes = len(self.steps)
+        self.steps += np.bincount(client, minlength=nodes)
+        self.busy_time += np.bincount(client, ended - chunk["started_at"].to_numpy(), nodes)
+        self.absorbed += np.bincount(client, chunk["absorbed"].to_numpy(), nodes).astype(np.int64)
+        np.maximum.at(self.finished_at, client, ended)
+
+    def plus(self, other: ClientSums) -> None:
+        """Add the sums of other steps."""
+        self.steps += other.steps
+        self.busy_time += other.busy_time
+        self.absorbed += other.absorbed
+        np.maximum(self.finished_at, other.finished_at, out=self.finished_at)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """steps, busy_time, finished_at, absorbed_per_step, as in `Trace.nodes`."""
+        return {
+            "steps": self.steps,
+            "busy_time": self.busy_time,
+            "finished_at": np.where(self.steps > 0, self.finished_at, np.nan),
+            "absorbed_per_step": ratio(self.absorbed, self.steps),
         }
-    )
 
 
 def staleness(sums: pd.DataFrame) -> dict[str, npt.NDArray[np.float64]]:

@@ -128,15 +128,16 @@ class Trace:
         would send), bytes_sent, bytes_received, busy_time (virtual time inside its steps), finished_at (end
         of its last step), absorbed_per_step (mean number of messages that a step took in).
         """
-        steps = queries.client_sums(read_chunks(self._files[STEPS], STEPS, self.node_count), self.node_count)
+        sums = queries.ClientSums(self.node_count)
+        for chunk in read_chunks(self._files[STEPS], STEPS, self.node_count):
+            sums.add(chunk)
+        steps = sums.columns()
         return _frame(
             {
                 "client": np.arange(self.node_count),
-                "steps": steps["steps"],
+                "steps": steps.pop("steps"),
                 **queries.node_columns(self._edge_sums, self.node_count),
-                "busy_time": steps["busy_time"],
-                "finished_at": steps["finished_at"],
-                "absorbed_per_step": steps["absorbed_per_step"],
+                **steps,
             }
         )
 

@@ -10,10 +10,10 @@ from matplotlib.image import imread
 
 from asyncfed import Scenario, VirtualTime, load, run
 from asyncfed.errors import DivergenceError
+from asyncfed.explorer.graph import declared
 from asyncfed.problems import classification, quadratic
 from asyncfed.protocols import SGP, FedAvg, Local, LocalSteps
 from asyncfed.report import pictures
-from asyncfed.report.network import declared
 from topologies import (
     edgeless,
     fully_connected,
