@@ -145,7 +145,11 @@ def _counted_cells(
     """Messages sent in the window by the nodes [low, high), from their rows."""
     first, last = index.span()
     begin, end = max(time[0], first), min(time[1], last)
-    width = max(end - begin, 1e-12) / bins
+    width = 2.0 ** np.ceil(
+        np.log2(max(end - begin, 1e-9) / bins)
+    )  # as the overview's: they stay when one zooms
+    begin = float(np.floor(begin / width) * width)
+    bins = int((end - begin) / width) + 1
     lanes = min(high - low, LANES)
     cells: npt.NDArray[np.int64] = np.zeros(len(Status) * lanes * bins, np.int64)
     for rows in tables:
