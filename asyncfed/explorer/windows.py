@@ -30,8 +30,9 @@ _NULLABLE = ("absorbed_step", STALENESS)
 Answer = tuple[Columns, dict[str, Any]]
 
 
-def window(index: TraceIndex, time: Window, low: int, high: int, bins: int) -> Answer:
-    """Messages under way in [from, to) from or to the nodes [low, high), and their steps."""
+def window(index: TraceIndex, time: Window, low: int, high: int, bins: int, lanes: int = LANES) -> Answer:
+    """Messages under way in [from, to) from or to the nodes [low, high), and their steps; in at most so many
+    lanes, and bins where these are counted from rows."""
     pieces = index.pieces(time)
     columns, facts = _bars(index, time, low, high)
     if sum(piece.rows for piece in pieces) > _MOST_READ:
@@ -40,7 +41,7 @@ def window(index: TraceIndex, time: Window, low: int, high: int, bins: int) -> A
     tables = [_chosen(rows, time, low, high) for piece in pieces for rows in index.rows(piece)]
     count = sum(map(len, tables))
     if count > MOST_ARROWS:
-        cells, about = _counted_cells(index, tables, time, low, high, bins)
+        cells, about = _counted_cells(index, tables, time, (low, high), bins, lanes)
         return columns | cells, facts | about | {"messages": count}
     found, labels = message_columns(tables)
     return columns | found, facts | labels | {"kind": "messages", "messages": count}
@@ -140,9 +141,10 @@ def _distance(piece: Piece[Any], at: float) -> float:
 
 
 def _counted_cells(
-    index: TraceIndex, tables: list[pa.Table], time: Window, low: int, high: int, bins: int
+    index: TraceIndex, tables: list[pa.Table], time: Window, nodes: tuple[int, int], bins: int, most: int
 ) -> Answer:
     """Messages sent in the window by the nodes [low, high), from their rows."""
+    low, high = nodes
     first, last = index.span()
     begin, end = max(time[0], first), min(time[1], last)
     width = 2.0 ** np.ceil(
@@ -150,7 +152,7 @@ def _counted_cells(
     )  # as the overview's: they stay when one zooms
     begin = float(np.floor(begin / width) * width)
     bins = int((end - begin) / width) + 1
-    lanes = min(high - low, LANES)
+    lanes = min(high - low, most)
     cells: npt.NDArray[np.int64] = np.zeros(len(Status) * lanes * bins, np.int64)
     for rows in tables:
         sender, sent = rows["sender"].to_numpy(), rows["sent_at"].to_numpy()

@@ -6,7 +6,7 @@ export const STATUS_WORDS = { delivered: "delivered", lost: "lost", link_down: "
 export const STATUS_COLOURS = { delivered: "#2b7bba", lost: "#d1383f", link_down: "#8d949c", in_flight: "#8e5bbf",
   late: "#e0912f", carried: "#2f9e62" };
 export const RUN_COLOURS = ["#2b7bba", "#d9742b", "#2f9e62", "#8e5bbf", "#c23b45", "#2f9aa8", "#a67c3d", "#6b7480"];
-export const PHASE_COLOURS = ["#7aa6d1", "#e0ad6b", "#8fbf8a", "#b99ad1", "#d98f94", "#86c5cc", "#c9b184", "#a9b0b7"];
+export const PHASE_COLOURS = ["#a9b7c4", "#e0ad6b", "#8fbf8a", "#b99ad1", "#d98f94", "#86c5cc", "#c9b184", "#7aa6d1"];
 
 const VIRIDIS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129],
   [92, 200, 99], [170, 220, 50], [253, 231, 37]];

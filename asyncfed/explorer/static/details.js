@@ -42,7 +42,7 @@ export class Details {
       const run = store.runs[place];
       const { pairs } = await source.get(run, "about");
       const list = make("dl", {});
-      for (const [name, words] of pairs) list.append(make("dt", {}, name), make("dd", {}, words));
+      for (const [name, words] of pairs) list.append(make("dt", {}, name), make("dd", {}, folded(words)));
       return make("section", {}, make("h2", {}, coloured(run, run.name)),
         run.error ? make("p", { class: "warning", role: "alert" }, run.error) : null, list);
     }));
@@ -135,6 +135,12 @@ export class Details {
       caption: `${way === "out" ? "Out" : "In"}: ${rows.length < found.length ? `the ${rows.length} worst of ` : ""}${count(found.length)} links`,
       pick: (place) => this.store.set({ selection: { kind: "edge", run: run.number, sender: edges.sender[found[place]], receiver: edges.receiver[found[place]] } }) });
   }
+}
+
+/** What is long stands behind its beginning. */
+function folded(words) {
+  if (words.length <= 240) return words;
+  return make("details", {}, make("summary", {}, `${words.slice(0, 150)}…`), words);
 }
 
 function list(facts) {

@@ -199,7 +199,7 @@ export class NetworkPanel {
       const server = node === run.server;
       const chosen = selected && (selected.node === node || selected.sender === node || selected.receiver === node);
       context.beginPath();
-      if (server) context.rect(x - radius * 1.25, y - radius * 1.25, radius * 2.5, radius * 2.5);
+      if (server) context.roundRect(x - Math.max(22, radius * 1.4), y - Math.max(10, radius * 0.9), 2 * Math.max(22, radius * 1.4), 2 * Math.max(10, radius * 0.9), 5);
       else context.arc(x, y, radius, 0, 2 * Math.PI);
       context.fillStyle = chosen ? ink("accent") : server ? ink("strong") : ink("node");
       context.fill();
@@ -207,11 +207,15 @@ export class NetworkPanel {
       context.strokeStyle = chosen ? ink("text") : ink("paper");
       context.stroke();
       const name = store.name(run, node);
-      if (labelled && name.length <= 3) {
+      if (server) {
+        context.font = "600 11px system-ui, sans-serif";
+        context.fillStyle = ink("paper");
+        context.fillText("server", x, y + 0.5);
+      } else if (labelled && name.length <= 3) {
         context.font = `600 ${Math.min(12, radius * 0.95)}px system-ui, sans-serif`;
         context.fillStyle = "#fff";
         context.fillText(name, x, y + 0.5);
-      } else if ((labelled && !server) || (chosen && radius >= 2) || (server && run.nodes < 400)) {
+      } else if (labelled || chosen) {
         context.font = "11px system-ui, sans-serif";
         context.fillStyle = ink("text");
         context.fillText(name.length > 18 ? `${name.slice(0, 17)}…` : name, x, y + radius + 9);

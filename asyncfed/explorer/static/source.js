@@ -72,10 +72,12 @@ export class EmbeddedSource {
     if (!(name in answers)) throw new Error("the report holds no more of it; asyncfed view does");
     if (AS_JSON.has(what)) return answers[name];
     const key = `${run.number} ${name}`;
-    if (!this.kept.has(key)) {
-      const text = atob(answers[name]);
-      this.kept.set(key, unpack(Uint8Array.from(text, (letter) => letter.charCodeAt(0)).buffer));
-    }
+    if (!this.kept.has(key)) this.kept.set(key, unzipped(answers[name]).then(unpack));
     return this.kept.get(key);
   }
+}
+
+async function unzipped(text) {
+  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }

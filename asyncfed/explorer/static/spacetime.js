@@ -1,6 +1,6 @@
 // A lane for every node, a bar for every step, an arrow for every message; where they are too many, how many.
 import { Sheet, calmed, framed } from "./canvas.js";
-import { PHASE_COLOURS, STATUSES, STATUS_COLOURS, STATUS_WORDS, css, ink, sequential } from "./colours.js";
+import { PHASE_COLOURS, STATUSES, STATUS_COLOURS, STATUS_WORDS, css, ink, isDark, sequential } from "./colours.js";
 import { count, make, number, tickText, ticks } from "./words.js";
 
 const LEFT = 64;
@@ -291,6 +291,7 @@ export class SpaceTimePanel {
     const { table } = this;
     const labels = [...new Set(this.marks.phases.map(([name]) => name))];
     const over = table.facts.kind === "cells";
+    context.globalAlpha = isDark() ? 0.55 : 0.9;
     const tall = over ? 2 : Math.min(12, Math.max(1.5, this.height * 0.46));
     for (let row = 0; row < table.step_client.length; row += 1) {
       const y = this.y(table.step_client[row]) + (over ? this.height / 2 - 3 : 0);
@@ -305,6 +306,7 @@ export class SpaceTimePanel {
         context.fillRect(left + 0.5, y - tall / 2, Math.max(1, right - left - 1), tall);
       }
     }
+    context.globalAlpha = 1;
   }
 
   /** From where and when to where and when; one that takes no time bows to the right. */
@@ -314,12 +316,22 @@ export class SpaceTimePanel {
     const x = this.x(table.sent_at[row]);
     const arrived = table.arrived_at[row];
     const toX = Number.isNaN(arrived) ? x : this.x(arrived);
-    const bow = Math.max(0, Math.min(16, 4 + Math.abs(toY - y) / 14) - (toX - x));
+    const bow = arrived === table.sent_at[row] ? Math.min(this.room, 4 + Math.abs(toY - y) * 0.4) : 0;
     return [x, y, toX, toY, bow];
+  }
+
+  /** How far a message that takes no time may bow: most of the way to the next step. */
+  measureRoom() {
+    const { step_started_at: started, step_ended_at: ended } = this.table;
+    const lasting = started ? Array.from(started, (time, row) => ended[row] - time).filter((time) => time > 0).sort((one, other) => one - other) : [];
+    const [from, to] = this.store.looked;
+    const usual = lasting.length ? (lasting[lasting.length >> 1] / (to - from)) * this.sheet.width : 16;
+    this.room = Math.max(4, Math.min(usual * 0.7, this.sheet.width / 4));
   }
 
   paintMessages(context) {
     const { table, store, run } = this;
+    this.measureRoom();
     const selected = store.selection?.run === run.number ? store.selection : null;
     const many = table.sender.length;
     const base = many > 1500 ? 0.35 : many > 400 ? 0.5 : 0.75;
