@@ -164,6 +164,14 @@ class Result:
             self._final = self._saved()
         return self._final
 
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write one HTML file that says and draws all of this, by default `report.html` in its directory;
+        returns its path.
+        """
+        from asyncfed.report.document import report
+
+        return report(self.path, self.path / "report.html" if path is None else path)
+
     def __repr__(self) -> str:
         return f"<Result {self.path} ({self.status})>"
 

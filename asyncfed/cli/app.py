@@ -322,3 +322,19 @@ def view(
     from asyncfed.cli.viewing import serve
 
     serve(paths, port, browser=not no_open)
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Directories of runs, or of a study.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML file for a colleague: what was run, how to run it again, tables, curves, network.
+
+    It opens from disk without a network, and has less than 5 MB.
+    """
+    from asyncfed.cli.tables import stdout
+    from asyncfed.report.document import report as write
+
+    stdout().print(str(write(paths, out)), soft_wrap=True)

@@ -98,16 +98,16 @@ class ExploredRun:
             "move_count": len(moves),
         }
 
-    def graph(self) -> bytes:
+    def graph(self, most: int = MOST_EDGES) -> bytes:
         """The graph's own positions, and the probability that each direction was declared with."""
         topology = self.result.scenario_data.get("topology", {})
         where = _or_none(lambda: graph.places(topology))
         promises = _or_none(lambda: graph.declared(topology)) or {}
-        pairs = np.array(list(promises), np.int32).reshape(-1, 2)[:MOST_EDGES]
+        pairs = np.array(list(promises), np.int32).reshape(-1, 2)[:most]
         columns: Columns = {
             "sender": pairs[:, 0],
             "receiver": pairs[:, 1],
-            "probability": np.array(list(promises.values())[:MOST_EDGES], np.float64),
+            "probability": np.array(list(promises.values())[:most], np.float64),
         }
         if where is not None and len(where) == self.index.nodes and np.isfinite(where).all():
             columns |= {"x": where[:, 0], "y": where[:, 1]}
@@ -119,12 +119,12 @@ class ExploredRun:
         where = layout.spring(self.index.nodes, sender, receiver)
         return packed({"x": where[:, 0].copy(), "y": where[:, 1].copy()})
 
-    def edges(self, window: Window = EVER) -> bytes:
+    def edges(self, window: Window = EVER, most: int = MOST_EDGES) -> bytes:
         """`Trace.edges` of a window; of very many, those that carried most."""
         columns = self.index.edges(window)
         count = len(columns["sender"])
-        if count > MOST_EDGES:
-            kept = np.sort(np.argsort(-columns["attempts"], kind="stable")[:MOST_EDGES])
+        if count > most:
+            kept = np.sort(np.argsort(-columns["attempts"], kind="stable")[:most])
             columns = {name: values[kept] for name, values in columns.items()}
         return packed(_small(columns), edges=count)
 

@@ -24,6 +24,7 @@ RESERVED = (
     "summary.txt",
     "tables",
     "pictures",
+    "report.html",
 )
 
 
