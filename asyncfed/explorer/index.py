@@ -98,9 +98,16 @@ class ChunkCache:
 class TraceIndex:
     """The index of the trace in a directory; what it answers is of what `follow` has taken up so far."""
 
-    def __init__(self, directory: Path, nodes: int, server: int | None, cache: ChunkCache) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        nodes: int,
+        server: int | None,
+        cache: ChunkCache,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
         self.directory, self.nodes, self.server = directory, nodes, server
-        self._cache = cache
+        self._cache, self._most_bytes = cache, most_bytes
         self._lock = threading.RLock()
         self._forget()
 
@@ -153,7 +160,7 @@ class TraceIndex:
             self._note(part.table, rows)
             if isinstance(piece.sums, Sums):
                 self._whole.plus(piece.sums)
-                if self._kept_bytes() > _MOST_BYTES:
+                if self._kept_bytes() > self._most_bytes and len(self.messages.pieces) > 1:
                     self._put_together()
 
     def _messages_piece(self, file: Chunk, rows: pa.Table) -> Piece[Sums]:

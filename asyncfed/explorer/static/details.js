@@ -38,6 +38,8 @@ export class Details {
 
   async about() {
     const { store, source } = this;
+    const hint = make("p", { class: "faint hint" }, "Click a link, a node, an arrow or a cell for its numbers.");
+    if (!source.live) return [hint];
     const parts = await Promise.all(store.shown.map(async (place) => {
       const run = store.runs[place];
       const { pairs } = await source.get(run, "about");
@@ -46,7 +48,7 @@ export class Details {
       return make("section", {}, make("h2", {}, coloured(run, run.name)),
         run.error ? make("p", { class: "warning", role: "alert" }, run.error) : null, list);
     }));
-    return [make("p", { class: "faint hint" }, "Click a link, a node, an arrow or a cell for its numbers."), ...parts];
+    return [hint, ...parts];
   }
 
   get windowWords() {

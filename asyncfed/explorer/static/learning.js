@@ -3,9 +3,9 @@ import { RUN_COLOURS } from "./colours.js";
 import { bytes, make, number, shape, table, tickText, ticks } from "./words.js";
 
 export const AXES = { step: "step", virtual_time: "virtual time", bytes: "bytes sent", messages: "messages" };
-const HIDDEN = new Set(["phase", "step", "virtual_time", "bytes", "messages", "delivered", "lost"]);
+const HIDDEN = new Set(["phase", "step", "virtual_time", "bytes", "messages", "delivered", "lost", "outer_step"]);
 const WORDS = { loss: "test loss", train_loss: "training loss", accuracy: "accuracy", accuracy_p10: "accuracy, 10th percentile of clients",
-  validation_loss: "validation loss", validation_accuracy: "validation accuracy", outer_step: "outer step", consensus: "consensus distance" };
+  validation_loss: "validation loss", validation_accuracy: "validation accuracy", consensus: "consensus distance" };
 const FIRST = ["accuracy", "loss", "accuracy_p10", "train_loss", "validation_accuracy", "validation_loss"];
 const [WIDE, TALL, LEFT_SIDE, BOTTOM] = [420, 240, 52, 42];
 
