@@ -25,8 +25,16 @@ from asyncfed.errors import TraceError
 from asyncfed.explorer.overview import Overview
 from asyncfed.trace.columns import MESSAGES, STEPS
 from asyncfed.trace.files import Chunk, Tail, path_of, read_chunks, trace_files
-from asyncfed.trace.queries import ClientSums, Sums, dictionary_codes, edge_columns, edge_group, node_columns
-from asyncfed.trace.queries import status_codes as codes_of_status
+from asyncfed.trace.queries import (
+    SUMMED_COLUMNS,
+    ClientSums,
+    Sums,
+    dictionary_codes,
+    edge_columns,
+    edge_group,
+    node_columns,
+    status_codes,
+)
 
 Floats = npt.NDArray[np.float64]
 Columns = dict[str, npt.NDArray[Any]]
@@ -36,6 +44,7 @@ EVER: Window = (-np.inf, np.inf)
 _MOST_BYTES = 256 << 20  # of sums that are kept for one run
 _MOST_CACHED = 3 << 20  # rows that are kept as they were read last, of all runs together
 _MOST_PHASES = 2000
+_SUMMED = ("sender", "receiver", *SUMMED_COLUMNS)
 _MOST_MOVES = 1 << 20
 
 
@@ -81,15 +90,18 @@ class ChunkCache:
         self._lock = threading.Lock()
         self._tables: OrderedDict[object, pa.Table] = OrderedDict()
 
-    def read(self, file: Chunk, table: str, nodes: int) -> pa.Table:
-        key = (table, path_of(file), _identity(file))
+    def read(self, file: Chunk, table: str, nodes: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """All columns, or at least some."""
+        whole = (table, path_of(file), _identity(file), None)
+        wanted = (*whole[:3], None if columns is None else tuple(columns))
         with self._lock:
-            if key in self._tables:
-                self._tables.move_to_end(key)
-                return self._tables[key]
-        (rows,) = read_chunks([file], table, nodes)
+            for key in (whole, wanted):
+                if key in self._tables:
+                    self._tables.move_to_end(key)
+                    return self._tables[key]
+        (rows,) = read_chunks([file], table, nodes, columns)
         with self._lock:
-            self._tables[key] = rows
+            self._tables[wanted] = rows
             while sum(map(len, self._tables.values())) > _MOST_CACHED and len(self._tables) > 1:
                 self._tables.popitem(last=False)
         return rows
@@ -182,7 +194,7 @@ class TraceIndex:
         """What is kept of whole chunks beside their sums: cells of the overview, phases, moves."""
         if table == MESSAGES:
             sender, sent = rows["sender"].to_numpy(), rows["sent_at"].to_numpy()
-            self.overview.add(sender, codes_of_status(rows["status"]), sent)
+            self.overview.add(sender, status_codes(rows["status"]), sent)
             return
         self.phases = joined([*self.phases, *_phases(rows)])[:_MOST_PHASES]
         if self.server is not None and sum(map(len, self.moves)) < _MOST_MOVES:
@@ -233,9 +245,11 @@ class TraceIndex:
         first = min((piece.first for piece in pieces), default=0.0)
         return first, max((piece.last for piece in pieces), default=first)
 
-    def rows(self, piece: Piece[Any], table: str = MESSAGES) -> Iterator[pa.Table]:
-        """What a piece was made of, read again."""
-        return (self._cache.read(file, table, self.nodes) for file in piece.files)
+    def rows(
+        self, piece: Piece[Any], table: str = MESSAGES, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """What a piece was made of, read again: all columns, or at least some."""
+        return (self._cache.read(file, table, self.nodes, columns) for file in piece.files)
 
     def edge_sums(self, window: Window = EVER) -> Sums:
         """Of the messages sent in [from, to), by edge."""
@@ -250,7 +264,7 @@ class TraceIndex:
             if begin <= piece.first and piece.last < end:
                 total.plus(piece.sums)
             elif piece.first < end and piece.last >= begin:
-                for rows in self.rows(piece):
+                for rows in self.rows(piece, columns=_SUMMED):
                     chosen = within(rows, "sent_at", window)
                     if len(chosen):
                         total.add(chosen, group(chosen))

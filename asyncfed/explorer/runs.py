@@ -14,8 +14,10 @@ import numpy.typing as npt
 from asyncfed.description import describe
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
 from asyncfed.explorer import graph, layout, windows
+from asyncfed.explorer.absences import absences, presence
 from asyncfed.explorer.index import EVER, ChunkCache, Columns, TraceIndex, Window
 from asyncfed.explorer.packed import packed
+from asyncfed.network.uptimes import Uptimes
 from asyncfed.result import Result, load
 from asyncfed.runtime.lock import at_work
 from asyncfed.study import load_study
@@ -90,9 +92,11 @@ class ExploredRun:
         return {name: _columns_of(frame) for name, frame in tables.items()}
 
     def marks(self) -> dict[str, Any]:
-        """What lies along the time: phases, and moves of the server."""
-        moves = self.index.moves_now()
+        """What lies along the time: phases, moves of the server, and absences of clients."""
+        moves, clients = self.index.moves_now(), self.index.nodes - (self.index.server is not None)
+        away = [] if self._presence is None else absences(self._presence, clients, self.index.span()[1])
         return {
+            "absences": [list(absence) for absence in away],
             "phases": [list(phase) for phase in self.index.phases_now()],
             "moves": np.unique(moves).tolist() if len(moves) <= _MOST_ROWS else [],
             "move_count": len(moves),
@@ -150,6 +154,12 @@ class ExploredRun:
         return packed({"counts": counts.reshape(-1)}, classes=counts.shape[1])
 
     @cached_property
+    def _presence(self) -> Uptimes | None:
+        clients = self.index.nodes - (self.index.server is not None)
+        found: Uptimes | None = _or_none(lambda: presence(self.result.scenario_data, clients))
+        return found
+
+    @cached_property
     def _class_counts(self) -> npt.NDArray[np.int32] | None:
         return class_counts(self.result)
 
@@ -191,10 +201,10 @@ def opened(paths: Sequence[Path]) -> list[ExploredRun]:
 
 
 def _or_none(made: Callable[[], Any]) -> Any:
-    """What a scenario.json says of its graph; nothing where it is not as ours are."""
+    """What a scenario.json says of its network; nothing where it is not as ours are."""
     try:
         return made()
-    except _DAMAGED:
+    except (AsyncfedError, *_DAMAGED):
         return None
 
 

@@ -152,6 +152,17 @@ def test_answers_are_those_of_the_run(server: ExplorerServer, peers: Path) -> No
     assert classes["counts"].reshape(CLIENTS, 10).sum(axis=1).tolist() == list(train.sizes)
 
 
+def test_nobody_begins_a_step_while_it_is_away(served: Path) -> None:
+    (run,) = opened([served])
+    run.follow()
+    away = run.marks()["absences"]
+    steps = load(served).trace.steps()
+    assert len(away) > 3
+    for client, begin, end in away:
+        mine = steps[steps["client"] == client]["started_at"]
+        assert not ((mine > begin) & (mine < end)).any()
+
+
 def test_a_study_is_its_parts_and_too_many_runs_are_refused(peers: Path, tmp_path: Path) -> None:
     study = {"format": "asyncfed-study", "version": 1, "name": "s", "note": "", "status": "partial",
              "parts": {"a": {"status": "complete"}, "b": {"status": "waiting"}}}  # fmt: skip

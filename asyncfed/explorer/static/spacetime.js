@@ -65,6 +65,7 @@ export class SpaceTimePanel {
       : `${facts.messages === null ? "too many messages" : `${count(facts.messages)} messages`} to draw one by one: zoom in`;
     const phases = [...new Set(this.marks.phases.map(([name]) => name))];
     const named = phases.length > 1 ? phases.slice(0, 8).map((name, place) => make("span", { class: "coloured" }, swatch(PHASE_COLOURS[place % PHASE_COLOURS.length]), name)) : [];
+    if (this.marks.absences.length) named.push(make("span", { class: "coloured" }, swatch("var(--away)"), "away"));
     this.legend.replaceChildren(make("div", { class: "legend" }, ...parts, ...named, make("span", { class: "legend-extra" }, words)));
     this.sheet.label(`Space and time of ${this.run.nodes} nodes from ${number(this.store.looked[0])} to `
       + `${number(this.store.looked[1])}: ${words}. Phases: ${[...new Set(this.marks.phases.map(([name]) => name))].join(", ")}.`);
@@ -152,6 +153,7 @@ export class SpaceTimePanel {
     const context = sheet.context;
     sheet.clear();
     this.paintLanes(context);
+    this.paintAbsences(context);
     this.paintPhases(context);
     context.save();
     context.beginPath();
@@ -185,6 +187,15 @@ export class SpaceTimePanel {
         context.fillStyle = chosen ? ink("accent") : ink("soft");
         context.fillText(name.length > 9 ? `${name.slice(0, 8)}…` : name, LEFT - 8, y);
       }
+    }
+  }
+
+  /** Who is away is in the shade. */
+  paintAbsences(context) {
+    context.fillStyle = ink("away");
+    for (const [client, begin, end] of this.marks?.absences ?? []) {
+      const [left, right] = [Math.max(LEFT, this.x(begin)), Math.min(this.sheet.width, this.x(end))];
+      if (right > left && this.y(client) >= TOP) context.fillRect(left, this.y(client) - this.height / 2, right - left, Math.max(1, this.height));
     }
   }
 
