@@ -2,7 +2,7 @@
 import { RUN_COLOURS } from "./colours.js";
 import { bytes, make, number, shape, table, tickText, ticks } from "./words.js";
 
-export const AXES = { step: "step", virtual_time: "virtual time", bytes: "bytes sent", messages: "messages" };
+export const AXES = { step: "step or round", virtual_time: "virtual time", bytes: "bytes sent", messages: "messages" };
 const HIDDEN = new Set(["phase", "step", "virtual_time", "bytes", "messages", "delivered", "lost", "outer_step"]);
 const WORDS = { loss: "test loss", train_loss: "training loss", accuracy: "accuracy", accuracy_p10: "accuracy, 10th percentile of clients",
   validation_loss: "validation loss", validation_accuracy: "validation accuracy", consensus: "consensus distance" };
@@ -78,7 +78,7 @@ export class LearningView {
       drawing.append(shape("line", { x1: across(x), x2: across(x), y1: 8, y2: TALL - BOTTOM, class: "grid" }),
         shape("text", { x: across(x), y: TALL - BOTTOM + 16, class: "tick", "text-anchor": "middle" }, words));
     }
-    drawing.append(shape("text", { x: WIDE - 12, y: TALL - 4, class: "tick", "text-anchor": "end" }, AXES[axis]));
+    drawing.append(shape("text", { x: WIDE - 12, y: TALL - 4, class: "tick", "text-anchor": "end" }, this.axisWords));
     const levels = log ? logTicks(ys) : ticks(ys[0], ys[1], 5);
     for (const y of levels) {
       drawing.append(shape("line", { x1: LEFT_SIDE, x2: WIDE - 12, y1: up(y), y2: up(y), class: "grid" }),
@@ -86,8 +86,13 @@ export class LearningView {
     }
   }
 
+  /** With a server, a step is a round. */
+  get axisWords() {
+    return this.store.axis === "step" && this.runs.every(({ run }) => run.server != null) ? "round" : AXES[this.store.axis];
+  }
+
   words(name, curves) {
-    return `${WORDS[name] ?? name} against ${AXES[this.store.axis]}. ` + curves.map(({ run, points: some }) =>
+    return `${WORDS[name] ?? name} against ${this.axisWords}. ` + curves.map(({ run, points: some }) =>
       `${run.name}: from ${number(some[0][1])} to ${number(some.at(-1)[1])}`).join("; ");
   }
 

@@ -145,7 +145,7 @@ export class NetworkPanel {
       const touched = !selected || (selected.kind === "node"
         ? edges.sender[place] === selected.node || edges.receiver[place] === selected.node
         : edges.sender[place] === selected.sender && edges.receiver[place] === selected.receiver);
-      const alpha = selected ? (touched ? 0.95 : 0.05) : 0.3 + 0.6 * crowded;
+      const alpha = selected ? (touched ? 0.95 : 0.08) : 0.3 + 0.6 * crowded;
       const value = values[place];
       context.strokeStyle = Number.isNaN(value) ? css([140, 140, 140], alpha * 0.5) : css(sequential(this.scale.of(value)), alpha);
       context.lineWidth = (0.5 + 2.6 * this.weight[place] * crowded) * (selected && touched ? 1.5 : 1);
@@ -184,7 +184,9 @@ export class NetworkPanel {
 
   get radius() {
     const size = Math.min(this.sheet.width, this.sheet.height);
-    return Math.max(2, Math.min(13, (size / this.run.nodes) * 0.45, size / 28)) * Math.min(1.6, Math.sqrt(this.camera.zoom));
+    const around = this.layout === "circle" || this.layout === "server";
+    const room = around ? (1.3 * size) / this.run.nodes : size / (9 * Math.sqrt(this.run.nodes));
+    return Math.max(1.8, Math.min(13, room, size / 28)) * Math.min(1.6, Math.sqrt(this.camera.zoom));
   }
 
   paintNodes(context, selected) {
