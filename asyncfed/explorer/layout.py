@@ -45,7 +45,7 @@ def _spectral(nodes: int, pairs: Ints) -> Floats:
     except ArpackError:
         return _circle(nodes)
     spread: Floats = vectors[:, :2] * np.sqrt(nodes)
-    return np.sign(spread) * np.sqrt(np.abs(spread)) + 0.01 * _circle(nodes)
+    return spread / (1 + np.abs(spread)) + 0.01 * _circle(nodes)  # who is far out is not out of sight
 
 
 def _forced(where: Floats, pairs: Ints) -> Floats:

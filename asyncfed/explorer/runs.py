@@ -80,10 +80,16 @@ class ExploredRun:
     def about(self) -> dict[str, Any]:
         """What was run, for people, and the names of the nodes."""
         data = self.result.scenario_data
+        nodes = _or_none(lambda: len(graph.names(data["topology"]) or range(data["topology"]["nodes"])))
+        told = nodes == self.index.nodes
+        note = (
+            f"{self.path / 'scenario.json'} does not describe a network of {self.index.nodes:,} nodes as the "
+            "trace has them; names, places and declared probabilities are left out"
+        )
         return {
             "pairs": list(describe(self.result).items()),
-            "names": _or_none(lambda: graph.names(data["topology"])),
-            "warnings": self.result.warnings,
+            "names": graph.names(data["topology"]) if told else None,
+            "notes": [] if told else [note],
         }
 
     def metrics(self) -> dict[str, Any]:

@@ -38,8 +38,9 @@ MOST_PARTS = 24  # of a study
 _MOST_PICTURES = 2_000_000  # bytes, of a study
 _MOST_SCENARIO = 200_000
 _MODULES = (
-    "words.js", "colours.js", "canvas.js", "store.js", "source.js", "quantities.js", "learning.js",
-    "clients.js", "network.js", "spacetime.js", "matrix.js", "details.js", "views.js", "report.js",
+    "words.js", "colours.js", "canvas.js", "panel.js", "store.js", "source.js", "quantities.js",
+    "learning.js", "clients.js", "network.js", "lanes.js", "spacetime.js", "matrix.js", "details.js",
+    "views.js", "report.js",
 )  # fmt: skip
 
 

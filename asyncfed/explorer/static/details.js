@@ -42,11 +42,11 @@ export class Details {
     if (!source.live) return [hint];
     const parts = await Promise.all(store.shown.map(async (place) => {
       const run = store.runs[place];
-      const { pairs } = await source.get(run, "about");
+      const { pairs, notes } = await source.get(run, "about");
       const list = make("dl", {});
       for (const [name, words] of pairs) list.append(make("dt", {}, name), make("dd", {}, folded(words)));
       return make("section", {}, make("h2", {}, coloured(run, run.name)),
-        run.error ? make("p", { class: "warning", role: "alert" }, run.error) : null, list);
+        ...[...notes, ...(run.error ? [run.error] : [])].map((words) => make("p", { class: "warning", role: "alert" }, words)), list);
     }));
     return [hint, ...parts];
   }

@@ -1,5 +1,6 @@
 // Metrics against step, virtual time, messages or bytes: all runs in one chart, with the cursor on each curve.
 import { RUN_COLOURS } from "./colours.js";
+import { swatch } from "./panel.js";
 import { bytes, make, number, shape, table, tickText, ticks } from "./words.js";
 
 export const AXES = { step: "step or round", virtual_time: "virtual time", bytes: "bytes sent", messages: "messages" };
@@ -131,9 +132,7 @@ export class LearningView {
 }
 
 export function coloured(run, words) {
-  const mark = make("span", { class: "swatch", "aria-hidden": "true" });
-  mark.style.background = RUN_COLOURS[run.number % RUN_COLOURS.length];
-  return make("span", { class: "coloured" }, mark, words);
+  return make("span", { class: "coloured" }, swatch(RUN_COLOURS[run.number % RUN_COLOURS.length]), words);
 }
 
 function points(metrics, axis, name) {

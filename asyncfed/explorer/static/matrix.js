@@ -1,19 +1,16 @@
 // Sender × receiver of any quantity, sorted as one likes; of two runs, also their difference.
-import { Sheet, framed } from "./canvas.js";
 import { css, diverging, ink, sequential } from "./colours.js";
+import { Panel, takesPart } from "./panel.js";
 import { QUANTITIES, differenceScale, edgePlace, legend, scaleOf } from "./quantities.js";
 import { make, number } from "./words.js";
 
 export const SORTS = { number: "number", sent: "most sent", received: "most received", rate: "lowest delivery", value: "largest value" };
 
-export class MatrixPanel {
+export class MatrixPanel extends Panel {
   /** `other` makes it a difference: `run` − `other`. */
   constructor(root, store, source, run, other = null) {
-    Object.assign(this, { root, store, source, run, other });
-    this.legend = root.appendChild(make("div", { class: "legend-slot" }));
-    this.sheet = new Sheet(root.appendChild(make("div", { class: "sheet" })), "Matrix");
-    this.draw = framed(() => this.paint());
-    this.sheet.resized = this.draw;
+    super(root, store, source, run, { loads: ["window", "quantity"], draws: ["selection", "sort"] });
+    this.other = other;
     this.range = [0, 0, run.nodes];
     this.sheet.listen({
       pan: (dx, dy) => this.pan(dx, dy),
@@ -25,15 +22,11 @@ export class MatrixPanel {
       hover: (x, y) => this.hover(x, y),
       twice: () => { this.range = [0, 0, this.run.nodes]; this.draw(); },
     });
-    this.stop = store.on(["window", "quantity", "runs"], () => this.load());
-    this.stopDrawing = store.on(["selection", "sort", "theme"], () => { this.sorted = null; this.draw(); });
     this.load();
   }
 
-  close() {
-    this.stop();
-    this.stopDrawing();
-    this.sheet.watch.disconnect();
+  changed() {
+    this.sorted = null;
   }
 
   async load() {
@@ -87,7 +80,7 @@ export class MatrixPanel {
   }
 
   paint() {
-    const { sheet, edges, run, store } = this;
+    const { sheet, edges, selected } = this;
     if (!edges || !sheet.width) return;
     const context = sheet.context;
     sheet.clear();
@@ -112,33 +105,35 @@ export class MatrixPanel {
       context.fillStyle = css(this.other ? diverging(share) : sequential(share));
       context.fillRect(left + x * size, top + y * size, Math.max(0.8, size - gap), Math.max(0.8, size - gap));
     }
-    const selected = store.selection?.run === run.number ? store.selection : null;
     if (selected?.kind === "edge") {
       context.strokeStyle = ink("cursor");
       context.lineWidth = 2;
       context.strokeRect(left + (this.places[selected.receiver] - column) * size, top + (this.places[selected.sender] - row) * size, Math.max(size, 3), Math.max(size, 3));
     }
     context.restore();
-    this.paintNames(context, order, left, top, size, selected);
+    this.paintNames(context, order, left, top, size);
   }
 
-  paintNames(context, order, left, top, size, selected) {
+  paintNames(context, order, left, top, size) {
     const { store, run } = this;
     const [column, row, width] = this.range;
     const every = Math.max(1, Math.ceil(15 / size));
+    const shorten = (name) => (name.length > 6 ? `${name.slice(0, 5)}…` : name);
+    const longest = order.reduce((most, node) => Math.max(most, node === run.server ? 1 : shorten(store.name(run, node)).length), 1);
+    const across = every * Math.max(1, Math.ceil((longest * 6.5 + 6) / (size * every)));
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     for (let place = 0; place < run.nodes; place += every) {
       const node = order[place];
       const name = node === run.server ? "S" : store.name(run, node);
-      const short = name.length > 6 ? `${name.slice(0, 5)}…` : name;
-      const chosen = selected && [selected.node, selected.sender, selected.receiver].includes(node);
+      const short = shorten(name);
+      const chosen = takesPart(this.selected, node);
       context.fillStyle = chosen ? ink("accent") : ink("soft");
       if (place >= row && place < row + width) {
         context.textAlign = "right";
         context.fillText(short, left - 5, top + (place - row + 0.5) * size);
       }
-      if (place >= column && place < column + width && (short.length * 6.5 < size * every || place % (every * 2) === 0)) {
+      if (place >= column && place < column + width && place % across === 0) {
         context.textAlign = "center";
         context.fillText(short, left + (place - column + 0.5) * size, top - 9);
       }

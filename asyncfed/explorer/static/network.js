@@ -1,21 +1,16 @@
 // The graph: links coloured and thickened by what they did, both directions apart; messages move with the cursor.
-import { Sheet, framed } from "./canvas.js";
 import { STATUSES, STATUS_COLOURS, css, ink, sequential } from "./colours.js";
+import { Panel, belongs, takesPart } from "./panel.js";
 import { QUANTITIES, edgePlace, legend, scaleOf } from "./quantities.js";
 import { make } from "./words.js";
 
 export const LAYOUTS = { own: "as declared", server: "server in the middle", circle: "circle", spring: "by links" };
 
-export class NetworkPanel {
+export class NetworkPanel extends Panel {
   constructor(root, store, source, run) {
-    Object.assign(this, { root, store, source, run });
-    this.legend = root.appendChild(make("div", { class: "legend-slot" }));
-    this.sheet = new Sheet(root.appendChild(make("div", { class: "sheet" })), "The network");
-    this.draw = framed(() => this.paint());
-    this.sheet.resized = this.draw;
+    super(root, store, source, run, { loads: ["window", "quantity", "layout"], draws: ["selection", "cursor"] });
     this.camera = { x: 0, y: 0, zoom: 1 };
     this.places = null;
-    this.near = null;
     this.sheet.listen({
       pan: (dx, dy) => { this.camera.x += dx; this.camera.y += dy; this.draw(); },
       zoom: (factor, x, y) => this.zoom(1 / factor, x, y),
@@ -23,18 +18,11 @@ export class NetworkPanel {
       hover: (x, y) => this.hover(x, y),
       twice: () => { this.camera = { x: 0, y: 0, zoom: 1 }; this.draw(); },
     });
-    this.stop = store.on(["window", "quantity", "layout", "runs"], () => this.load());
-    this.stopDrawing = store.on(["selection", "cursor", "theme"], (changed) => {
-      if (changed.has("cursor")) this.followCursor();
-      this.draw();
-    });
     this.load();
   }
 
-  close() {
-    this.stop();
-    this.stopDrawing();
-    this.sheet.watch.disconnect();
+  changed(values) {
+    if (values.has("cursor")) this.followCursor();
   }
 
   async load() {
@@ -131,28 +119,25 @@ export class NetworkPanel {
 
   paint() {
     if (!this.places || !this.edges || !this.sheet.width) return;
-    const { sheet, edges, store, run } = this;
+    const { sheet, edges, store, selected } = this;
     const context = sheet.context;
     sheet.clear();
     const many = edges.sender.length;
     this.bow = many > 4000 ? 0.04 : 0.12;
-    const selected = store.selection?.run === run.number ? store.selection : null;
     const values = edges[store.quantity] ?? edges.delivery_rate;
     const crowded = Math.min(1, Math.sqrt(150 / Math.max(1, many)));
     const order = this.order(values);
     context.lineCap = "round";
     for (const place of order) {
-      const touched = !selected || (selected.kind === "node"
-        ? edges.sender[place] === selected.node || edges.receiver[place] === selected.node
-        : edges.sender[place] === selected.sender && edges.receiver[place] === selected.receiver);
-      const alpha = selected ? (touched ? 0.95 : 0.08) : 0.3 + 0.6 * crowded;
+      const touched = !selected || belongs(selected, edges.sender[place], edges.receiver[place]);
+      const alpha = selected ? (touched ? 0.95 : 0.08) : 0.08 + 0.9 * crowded;
       const value = values[place];
       context.strokeStyle = Number.isNaN(value) ? css([140, 140, 140], alpha * 0.5) : css(sequential(this.scale.of(value)), alpha);
       context.lineWidth = (0.5 + 2.6 * this.weight[place] * crowded) * (selected && touched ? 1.5 : 1);
       this.line(context, this.bend(place), touched && (selected || many <= 1500));
     }
     this.paintMoment(context);
-    this.paintNodes(context, selected);
+    this.paintNodes(context);
   }
 
   /** The worst links last, on top of the others. */
@@ -186,10 +171,10 @@ export class NetworkPanel {
     const size = Math.min(this.sheet.width, this.sheet.height);
     const around = this.layout === "circle" || this.layout === "server";
     const room = around ? (1.3 * size) / this.run.nodes : size / (9 * Math.sqrt(this.run.nodes));
-    return Math.max(1.8, Math.min(13, room, size / 28)) * Math.min(1.6, Math.sqrt(this.camera.zoom));
+    return Math.max(1.2, Math.min(13, room, size / 28)) * Math.min(1.6, Math.sqrt(this.camera.zoom));
   }
 
-  paintNodes(context, selected) {
+  paintNodes(context) {
     const { run, store, sheet } = this;
     const radius = this.radius;
     const labelled = radius >= 6.5;
@@ -199,15 +184,17 @@ export class NetworkPanel {
       const [x, y] = this.node(node);
       if (x < -20 || y < -20 || x > sheet.width + 20 || y > sheet.height + 20) continue;
       const server = node === run.server;
-      const chosen = selected && (selected.node === node || selected.sender === node || selected.receiver === node);
+      const chosen = takesPart(this.selected, node);
       context.beginPath();
       if (server) context.roundRect(x - Math.max(22, radius * 1.4), y - Math.max(10, radius * 0.9), 2 * Math.max(22, radius * 1.4), 2 * Math.max(10, radius * 0.9), 5);
       else context.arc(x, y, radius, 0, 2 * Math.PI);
       context.fillStyle = chosen ? ink("accent") : server ? ink("strong") : ink("node");
       context.fill();
-      context.lineWidth = chosen ? 2.5 : 1.2;
-      context.strokeStyle = chosen ? ink("text") : ink("paper");
-      context.stroke();
+      if (radius >= 3 || chosen) {
+        context.lineWidth = chosen ? 2.5 : 1.2;
+        context.strokeStyle = chosen ? ink("text") : ink("paper");
+        context.stroke();
+      }
       const name = store.name(run, node);
       if (server) {
         context.font = "600 11px system-ui, sans-serif";

@@ -1,6 +1,7 @@
 // What can be shown of an edge, as the trace's own tables call it.
 import { bytes, count, make, number, percent } from "./words.js";
-import { css, diverging, scaled, sequential } from "./colours.js";
+import { diverging, scaled } from "./colours.js";
+import { ramp } from "./panel.js";
 
 export const QUANTITIES = {
   delivery_rate: { words: "delivery rate", text: percent, share: true },
@@ -44,10 +45,7 @@ export function differenceScale(arrays) {
 /** What the colours mean, and where there is one, what the widths do. */
 export function legend(quantity, scale, { difference = false, extra = null } = {}) {
   const { words, text } = QUANTITIES[quantity];
-  const bar = make("span", { class: "ramp", "aria-hidden": "true" });
-  const stops = Array.from({ length: 9 }, (_, place) =>
-    css(difference ? diverging(place / 4 - 1) : sequential(place / 8)));
-  bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
+  const bar = difference ? ramp(diverging, -1) : ramp();
   return make("div", { class: "legend" }, make("span", { class: "legend-name" }, difference ? `difference of ${words}` : words),
     make("span", { class: "legend-end" }, text(scale.low)), bar, make("span", { class: "legend-end" }, text(scale.high)),
     extra ? make("span", { class: "legend-extra" }, extra) : null);

@@ -116,8 +116,8 @@ export class TimeBar {
     if (this.bars) {
       const most = this.bars.all.reduce((high, value) => Math.max(high, value), 1);
       this.bars.all.forEach((value, bin) => {
-        const x = this.x(this.bars.begin + bin * this.bars.width);
-        const wide = Math.max(1, this.x(this.bars.begin + (bin + 1) * this.bars.width) - x);
+        const x = Math.round(this.x(this.bars.begin + bin * this.bars.width));
+        const wide = Math.max(1, Math.round(this.x(this.bars.begin + (bin + 1) * this.bars.width)) - x);
         const tall = (value / most) * (floor - 4);
         context.fillStyle = ink("bar-missing");
         context.fillRect(x, floor - tall, wide, tall);
