@@ -24,7 +24,7 @@ import pyarrow as pa
 from asyncfed.errors import TraceError
 from asyncfed.explorer.overview import Overview
 from asyncfed.trace.columns import MESSAGES, STEPS
-from asyncfed.trace.files import Chunk, Tail, path_of, read_chunks, trace_files
+from asyncfed.trace.files import Chunk, Tail, open_chunk, path_of, read_chunks, server_of, trace_files
 from asyncfed.trace.queries import (
     SUMMED_COLUMNS,
     ClientSums,
@@ -139,6 +139,12 @@ class TraceIndex:
         """Take up what is there and was not; `enough` is asked between chunks."""
         files = {part.table: trace_files(self.directory, part.table) for part in (self.messages, self.steps)}
         keys = {table: [_identity(file) for file in some] for table, some in files.items()}
+        first = (
+            next((some[0], table) for table, some in files.items() if some) if any(files.values()) else None
+        )
+        if self.server is None and first is not None and not self.found:
+            with open_chunk(*first, self.nodes) as chunk:
+                self.server = server_of(chunk)
         with self._lock:
             if any(keys[part.table][: len(part.known)] != part.known for part in (self.messages, self.steps)):
                 self._forget()  # the run was resumed from an earlier place, or begun anew
@@ -172,8 +178,8 @@ class TraceIndex:
             self._note(part.table, rows)
             if isinstance(piece.sums, Sums):
                 self._whole.plus(piece.sums)
-                if self._kept_bytes() > self._most_bytes and len(self.messages.pieces) > 1:
-                    self._put_together()
+            if sum(one.sums.nbytes for one in part.pieces) > self._most_bytes:
+                part.pieces = _put_together(part.pieces)
 
     def _messages_piece(self, file: Chunk, rows: pa.Table) -> Piece[Sums]:
         sent, arrived = rows["sent_at"].to_numpy(), rows["arrived_at"].to_numpy()
@@ -193,29 +199,11 @@ class TraceIndex:
     def _note(self, table: str, rows: pa.Table) -> None:
         """What is kept of whole chunks beside their sums: cells of the overview, phases, moves."""
         if table == MESSAGES:
-            sender, sent = rows["sender"].to_numpy(), rows["sent_at"].to_numpy()
-            self.overview.add(sender, status_codes(rows["status"]), sent)
+            _count(self.overview, rows)
             return
         self.phases = joined([*self.phases, *_phases(rows)])[:_MOST_PHASES]
         if self.server is not None and sum(map(len, self.moves)) < _MOST_MOVES:
             self.moves.append(_moves(rows, self.server))
-
-    def _kept_bytes(self) -> int:
-        return sum(piece.sums.nbytes for piece in self.messages.pieces)
-
-    def _put_together(self) -> None:
-        """Of every two neighbours make one."""
-        pieces, self.messages.pieces = self.messages.pieces, []
-        for place in range(0, len(pieces), 2):
-            some = pieces[place : place + 2]
-            sums = Sums()
-            for piece in some:
-                sums.plus(piece.sums)
-            files = tuple(file for piece in some for file in piece.files)
-            until = max(piece.until for piece in some)
-            first, last = min(piece.first for piece in some), max(piece.last for piece in some)
-            rows = sum(piece.rows for piece in some)
-            self.messages.pieces.append(Piece(files, rows, first, last, until, sums.compact()))
 
     # --- answers --------------------------------------------------------------------------------------
 
@@ -296,6 +284,14 @@ class TraceIndex:
                 found.append((piece, piece.sums.of_group(place)))
         return found
 
+    def overview_now(self) -> Overview:
+        """Of all messages, those of the tail too."""
+        with self._lock:
+            overview, tail = self.overview.copy(), self.messages.tail
+        for rows in self.rows(tail) if tail else ():
+            _count(overview, rows)
+        return overview
+
     def phases_now(self) -> list[tuple[str, float, float]]:
         """Which phase there was from when to when, in order, those of the tail too."""
         with self._lock:
@@ -314,10 +310,31 @@ class TraceIndex:
         return np.concatenate([np.zeros(0), *moves])
 
 
+def _put_together(pieces: list[Piece[S]]) -> list[Piece[S]]:
+    """Of every two neighbours make one."""
+    result = []
+    for place in range(0, len(pieces), 2):
+        some = pieces[place : place + 2]
+        sums = some[0].sums.copy()
+        for piece in some[1:]:
+            sums.plus(piece.sums)
+        files = tuple(file for piece in some for file in piece.files)
+        until = max(piece.until for piece in some)
+        first, last = min(piece.first for piece in some), max(piece.last for piece in some)
+        rows = sum(piece.rows for piece in some)
+        result.append(Piece(files, rows, first, last, until, sums.compact()))
+    return result
+
+
 def within(rows: pa.Table, name: str, window: Window) -> pa.Table:
     """The rows whose time lies in [from, to)."""
     time = rows[name].to_numpy()
     return rows.filter(pa.array((time >= window[0]) & (time < window[1])))
+
+
+def _count(overview: Overview, rows: pa.Table) -> None:
+    sender, sent = rows["sender"].to_numpy(), rows["sent_at"].to_numpy()
+    overview.add(sender, status_codes(rows["status"]), sent)
 
 
 def joined(phases: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:

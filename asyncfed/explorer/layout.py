@@ -45,7 +45,8 @@ def _spectral(nodes: int, pairs: Ints) -> Floats:
     except ArpackError:
         return _circle(nodes)
     spread: Floats = vectors[:, :2] * np.sqrt(nodes)
-    return spread / (1 + np.abs(spread)) + 0.01 * _circle(nodes)  # who is far out is not out of sight
+    nearer: Floats = spread / (1 + np.abs(spread))  # so that who is far out leaves room for the others
+    return nearer + 0.01 * _circle(nodes)
 
 
 def _forced(where: Floats, pairs: Ints) -> Floats:

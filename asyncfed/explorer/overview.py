@@ -39,6 +39,11 @@ class Overview:
         cell = (status * self.lanes + lane) * BINS + (time / self.width).astype(np.int64)
         self.counts += np.bincount(cell, minlength=self.counts.size).reshape(self.counts.shape).astype("i4")
 
+    def copy(self) -> Overview:
+        same = Overview(self.nodes)
+        same.counts, same._log2 = self.counts.copy(), self._log2
+        return same
+
     def between(self, begin: float, end: float) -> tuple[int, int]:
         """The bins that a window touches."""
         low, high = (int(min(max(time / self.width, 0), BINS)) for time in (begin, end))

@@ -24,7 +24,9 @@ from asyncfed.study import load_study
 
 MOST_EDGES = 250_000  # in one answer
 MOST_RUNS = 24
-_MOST_ROWS = 20_000  # of metrics, or clients, in one answer
+MOST_NODES = 100_000  # of a run that is explored
+_MOST_CELLS = 2_000_000  # of metrics, or clients, in one answer
+_MOST_MOVES = 20_000
 _MOST_COUNTED = 10_000  # clients whose class counts are told
 _DAMAGED = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
 
@@ -36,6 +38,11 @@ class ExploredRun:
         self.path, self.name = path, name
         self.error = ""
         trace = load(path).trace
+        if trace.node_count > MOST_NODES:
+            raise TraceError(
+                f"{path} has {trace.node_count:,} nodes, too many to be drawn (at most {MOST_NODES:,}); "
+                "`asyncfed trace` answers about it"
+            )
         self.index = TraceIndex(trace.directory, trace.node_count, trace.server, cache)
         self._reading = threading.Lock()
 
@@ -47,8 +54,6 @@ class ExploredRun:
         """Take up what was recorded since; what cannot be read is kept as the `error`."""
         with self._reading:
             try:
-                if self.index.server is None:  # a run that goes says so in its first chunk
-                    self.index.server = self.result.trace.server
                 self.index.follow(enough)
                 self.error = ""
             except AsyncfedError as error:
@@ -56,16 +61,19 @@ class ExploredRun:
 
     def state(self) -> dict[str, Any]:
         """What changes while a run goes."""
-        manifest = self.result.manifest
         messages, steps = self.index.count()
         first, last = self.index.span()
-        status = manifest["status"]
+        error = self.error
+        try:
+            status = self.result.status
+        except AsyncfedError as unreadable:
+            status, error = "unreadable", str(unreadable)
         if status == "running" and not at_work(self.path):
             status = "killed"
         return {
             "name": self.name,
             "status": status,
-            "error": self.error,
+            "error": error,
             "nodes": self.index.nodes,
             "server": self.index.server,
             "messages": messages,
@@ -104,7 +112,7 @@ class ExploredRun:
         return {
             "absences": [list(absence) for absence in away],
             "phases": [list(phase) for phase in self.index.phases_now()],
-            "moves": np.unique(moves).tolist() if len(moves) <= _MOST_ROWS else [],
+            "moves": np.unique(moves).tolist() if len(moves) <= _MOST_MOVES else [],
             "move_count": len(moves),
         }
 
@@ -215,7 +223,7 @@ def _or_none(made: Callable[[], Any]) -> Any:
 
 
 def _columns_of(frame: Any) -> dict[str, list[Any]]:
-    step = -(-len(frame) // _MOST_ROWS) or 1
+    step = -(-frame.size // _MOST_CELLS) or 1
     thinned = frame.iloc[::step]
     return {str(name): thinned[name].tolist() for name in thinned}
 

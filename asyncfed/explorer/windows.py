@@ -165,7 +165,7 @@ def _counted_cells(
 
 
 def _overview_cells(index: TraceIndex, time: Window, low: int, high: int) -> Answer:
-    overview = index.overview
+    overview = index.overview_now()
     per_lane = overview.nodes / overview.lanes
     first, last = int(low / per_lane), min(int(np.ceil(high / per_lane)), overview.lanes)
     begin, end = overview.between(*time)

@@ -96,6 +96,12 @@ class Sums:
         """The sums of one group, those of which there are any."""
         return {name: values[place].item() for name, values in self._values.items()}
 
+    def copy(self) -> Sums:
+        """The same, to add to."""
+        same = Sums()
+        same.plus(self)
+        return same
+
     def compact(self) -> Sums:
         """The same, to be kept and added: whole numbers in four bytes where they fit."""
         small = Sums()
@@ -240,6 +246,20 @@ class ClientSums:
         self.busy_time += other.busy_time
         self.absorbed += other.absorbed
         np.maximum(self.finished_at, other.finished_at, out=self.finished_at)
+
+    def copy(self) -> ClientSums:
+        """The same, to add to."""
+        same = ClientSums(len(self.steps))
+        same.plus(self)
+        return same
+
+    def compact(self) -> ClientSums:
+        """The same, to be kept."""
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for values in vars(self).values())
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """steps, busy_time, finished_at, absorbed_per_step, as in `Trace.nodes`."""

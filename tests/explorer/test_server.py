@@ -202,6 +202,16 @@ def test_of_very_many_edges_those_with_most_messages_are_told(peers: Path) -> No
     assert len(edges["sender"]) == 10
 
 
+def test_a_run_that_is_removed_is_told(peers: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(peers, tmp_path / "run"))
+    (run,) = opened([path])
+    run.follow()
+    shutil.rmtree(path)
+    run.follow()
+    assert run.state()["status"] == "unreadable"
+    assert "there is no run at" in run.state()["error"]
+
+
 def test_the_command_serves_until_it_is_interrupted(peers: Path) -> None:
     command = [sys.executable, "-m", "asyncfed", "view", str(peers), "--no-open"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
