@@ -139,11 +139,9 @@ class TraceIndex:
         """Take up what is there and was not; `enough` is asked between chunks."""
         files = {part.table: trace_files(self.directory, part.table) for part in (self.messages, self.steps)}
         keys = {table: [_identity(file) for file in some] for table, some in files.items()}
-        first = (
-            next((some[0], table) for table, some in files.items() if some) if any(files.values()) else None
-        )
-        if self.server is None and first is not None and not self.found:
-            with open_chunk(*first, self.nodes) as chunk:
+        begun = [(some[0], table) for table, some in files.items() if some]
+        if begun and not self.found and self.server is None:
+            with open_chunk(*begun[0], self.nodes) as chunk:
                 self.server = server_of(chunk)
         with self._lock:
             if any(keys[part.table][: len(part.known)] != part.known for part in (self.messages, self.steps)):

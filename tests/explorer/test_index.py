@@ -71,6 +71,7 @@ def test_edges_of_a_window_are_those_of_a_trace_of_that_window(
         assert list(found) == list(alone.columns)
         for name, values in found.items():
             np.testing.assert_allclose(values, alone[name].to_numpy(), rtol=1e-12, err_msg=name)
+    assert index.node_table((10.0, 20.0))["steps"].tolist() == [10] * NODES  # those that end at 10, 11, …, 19
 
 
 def test_the_whole_run_is_what_the_trace_says(directory: Path) -> None:
@@ -87,7 +88,7 @@ def test_the_whole_run_is_what_the_trace_says(directory: Path) -> None:
 
 def test_steps_count_in_the_window_in_which_they_end(directory: Path) -> None:
     found = indexed(directory).node_table((10.0, 20.0))
-    assert found["steps"].tolist() == [10] * NODES  # of client 0 those that end at 10, 11, …, 19
+    assert found["steps"].tolist() == [10] * NODES
     assert found["busy_time"] == pytest.approx(10 - np.arange(NODES))
 
 

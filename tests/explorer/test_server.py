@@ -202,6 +202,15 @@ def test_of_very_many_edges_those_with_most_messages_are_told(peers: Path) -> No
     assert len(edges["sender"]) == 10
 
 
+def test_more_nodes_than_can_be_drawn_are_refused(peers: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(peers, tmp_path / "run"))
+    manifest = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(manifest | {"nodes": 200_000, "status": "interrupted"}))
+    shutil.rmtree(path / "trace")
+    with pytest.raises(TraceError, match="has 200,000 nodes, too many to be drawn"):
+        opened([path])
+
+
 def test_a_run_that_is_removed_is_told(peers: Path, tmp_path: Path) -> None:
     path = Path(shutil.copytree(peers, tmp_path / "run"))
     (run,) = opened([path])
