@@ -74,6 +74,7 @@ class Part(Generic[S]):
     pieces: list[Piece[S]] = field(default_factory=list)
     known: list[object] = field(default_factory=list)  # the chunks that were, by what tells them apart
     tail: Piece[S] | None = None
+    tail_key: object = None
 
     @property
     def all(self) -> list[Piece[S]]:
@@ -147,19 +148,17 @@ class TraceIndex:
             if any(keys[part.table][: len(part.known)] != part.known for part in (self.messages, self.steps)):
                 self._forget()  # the run was resumed from an earlier place, or begun anew
             self.found = sum(map(len, files.values()))
-            self.messages.tail = self.steps.tail = None
-        for file, key in self._new(files[STEPS], keys[STEPS], self.steps):
+            for part in (self.messages, self.steps):
+                if part.tail_key not in keys[part.table]:  # its chunk is there, or a longer one
+                    part.tail = part.tail_key = None
+        for file, key in _new(self.steps, files[STEPS], keys[STEPS]):
             self._take(self.steps, file, key, self._steps_piece)
             if enough():
                 return
-        for file, key in self._new(files[MESSAGES], keys[MESSAGES], self.messages):
+        for file, key in _new(self.messages, files[MESSAGES], keys[MESSAGES]):
             self._take(self.messages, file, key, self._messages_piece)
             if enough():
                 return
-
-    @staticmethod
-    def _new(files: Sequence[Chunk], keys: list[object], part: Part[Any]) -> Iterator[tuple[Chunk, object]]:
-        return zip(files[len(part.known) :], keys[len(part.known) :], strict=True)
 
     def _take(
         self, part: Part[S], file: Chunk, key: object, made: Callable[[Chunk, pa.Table], Piece[S]]
@@ -169,7 +168,7 @@ class TraceIndex:
         with self._lock:
             self.changes += 1
             if isinstance(file, Tail):
-                part.tail = piece
+                part.tail, part.tail_key = piece, key
                 return
             part.pieces.append(piece)
             part.known.append(key)
@@ -308,6 +307,14 @@ class TraceIndex:
         return np.concatenate([np.zeros(0), *moves])
 
 
+def _new(part: Part[Any], files: list[Chunk], keys: list[object]) -> Iterator[tuple[Chunk, object]]:
+    """The chunks that were not taken up yet; a tail only where it is another one."""
+    known = len(part.known)
+    return (
+        (file, key) for file, key in zip(files[known:], keys[known:], strict=True) if key != part.tail_key
+    )
+
+
 def _put_together(pieces: list[Piece[S]]) -> list[Piece[S]]:
     """Of every two neighbours make one."""
     result = []
@@ -366,7 +373,7 @@ def _moves(rows: pa.Table, server: int) -> Floats:
 def _identity(file: Chunk) -> object:
     """What changes when the rows of a chunk do."""
     if isinstance(file, Tail):
-        return (str(file.path), len(file.content), hash(file.content[-64:]))
+        return (str(file.path), len(file.content), hash(file.content))
     try:
         about = file.stat()
     except OSError as error:

@@ -154,6 +154,9 @@ def test_a_run_that_goes_on_is_followed_and_one_that_begins_anew_is_read_anew(tm
         writer.wait()
         index.follow()
         assert index.count() == (450, 0)  # a chunk, and the tail after it
+        changes = index.changes
+        index.follow()
+        assert index.changes == changes  # nothing new, so no page asks again
         naive.append(writer, messages[450:800])
         writer.save()
         writer.wait()

@@ -15,6 +15,9 @@ let opened = null;
 
 async function refresh() {
   const { runs } = await source.state();
+  for (const run of runs) {
+    if (run.taken < run.found) run.changes = `reading ${Math.floor((4 * run.taken) / run.found)}`; // four looks are enough
+  }
   const before = store.runs;
   const same = (run, place) => before[place] && ["changes", "status", "error", "taken", "found"].every((name) => before[place][name] === run[name]);
   if (before.length && runs.every(same)) return;

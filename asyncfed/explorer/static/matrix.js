@@ -35,7 +35,9 @@ export class MatrixPanel extends Panel {
     try {
       const asked = [source.get(this.run, "edges", store.asked)];
       if (this.other) asked.push(source.get(store.runs[this.other.number], "edges", store.asked));
-      const [edges, others] = await Promise.all(asked);
+      const answers = await this.newest(asked);
+      if (!answers) return;
+      const [edges, others] = answers;
       this.edges = edges;
       this.values = edges[store.quantity] ?? new Float64Array(edges.sender.length).fill(NaN);
       if (others) this.values = difference(edges, others, store.quantity);

@@ -2,7 +2,9 @@
 import { STATUSES, STATUS_COLOURS, css, ink, sequential } from "./colours.js";
 import { Panel, belongs, takesPart } from "./panel.js";
 import { QUANTITIES, edgePlace, legend, scaleOf } from "./quantities.js";
-import { make } from "./words.js";
+import { count, make } from "./words.js";
+
+const MOST_LINES = 60000;
 
 export const LAYOUTS = { own: "as declared", server: "server in the middle", circle: "circle", spring: "by links" };
 
@@ -29,10 +31,13 @@ export class NetworkPanel extends Panel {
     const { store, source } = this;
     const run = this.run = store.runs[this.run.number];
     try {
-      const [graph, edges] = await Promise.all([source.get(run, "graph"), source.get(run, "edges", store.asked)]);
-      this.graph = graph;
-      this.edges = edges;
-      this.scale = scaleOf(store.quantity, [edges[store.quantity] ?? []]);
+      const answers = await this.newest([source.get(run, "graph"), source.get(run, "edges", store.asked)]);
+      if (!answers) return;
+      const [graph, edges] = answers;
+      Object.assign(this, { graph, edges });
+      this.values = edges[store.quantity] ?? new Float64Array(edges.sender.length).fill(NaN);
+      this.order = this.ordered();
+      this.scale = scaleOf(store.quantity, [this.values]);
       this.weight = this.widths();
       await this.lay();
       this.said();
@@ -85,7 +90,7 @@ export class NetworkPanel extends Panel {
     const { store, run, edges, scale } = this;
     const known = edges[store.quantity];
     this.legend.replaceChildren(known && edges.sender.length
-      ? legend(store.quantity, scale, { extra: "width: bytes sent" }) : make("div", { class: "legend" }, "nothing was sent"));
+      ? legend(store.quantity, scale, { extra: `width: bytes sent${this.order.length < edges.facts.edges ? `; ${count(this.order.length)} of ${count(edges.facts.edges)} links` : ""}` }) : make("div", { class: "legend" }, edges.sender.length ? `there is no ${QUANTITIES[store.quantity].words} here` : "nothing was sent"));
     this.sheet.label(`Network of ${run.nodes} nodes and ${edges.facts.edges} directed links, `
       + `coloured by ${QUANTITIES[store.quantity].words}. The matrix view holds the same numbers.`);
   }
@@ -119,16 +124,15 @@ export class NetworkPanel extends Panel {
 
   paint() {
     if (!this.places || !this.edges || !this.sheet.width) return;
-    const { sheet, edges, store, selected } = this;
+    const { sheet, edges, selected } = this;
     const context = sheet.context;
     sheet.clear();
     const many = edges.sender.length;
     this.bow = many > 4000 ? 0.04 : 0.12;
-    const values = edges[store.quantity] ?? edges.delivery_rate;
+    const { values } = this;
     const crowded = Math.min(1, Math.sqrt(150 / Math.max(1, many)));
-    const order = this.order(values);
     context.lineCap = "round";
-    for (const place of order) {
+    for (const place of this.order) {
       const touched = !selected || belongs(selected, edges.sender[place], edges.receiver[place]);
       const alpha = selected ? (touched ? 0.95 : 0.08) : 0.08 + 0.9 * crowded;
       const value = values[place];
@@ -140,13 +144,12 @@ export class NetworkPanel extends Panel {
     this.paintNodes(context);
   }
 
-  /** The worst links last, on top of the others. */
-  order(values) {
-    if (this.ordered?.values !== values) {
-      const order = Array.from(values.keys()).sort((one, other) => values[other] - values[one]);
-      this.ordered = { values, order: order.length > 60000 ? order.filter((_, place) => place % Math.ceil(order.length / 60000) === 0) : order };
-    }
-    return this.ordered.order;
+  /** The worst links last, on top of the others; of very many, evenly chosen ones. */
+  ordered() {
+    const key = (place) => (Number.isNaN(this.values[place]) ? Infinity : this.values[place]);
+    const order = Array.from(this.values.keys()).sort((one, other) => key(other) - key(one) || one - other);
+    const every = Math.ceil(order.length / MOST_LINES);
+    return every > 1 ? order.filter((_, place) => place % every === 0) : order;
   }
 
   line(context, [ax, ay, cx, cy, bx, by], head) {

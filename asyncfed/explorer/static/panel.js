@@ -1,5 +1,5 @@
 // What the drawings of one run have in common: a legend, a sheet, and when to load and to draw again.
-import { Sheet, framed } from "./canvas.js";
+import { Sheet, calmed, framed } from "./canvas.js";
 import { css, sequential } from "./colours.js";
 import { make } from "./words.js";
 
@@ -11,12 +11,20 @@ export class Panel {
     this.sheet = new Sheet(root.appendChild(make("div", { class: "sheet" })), run.name);
     this.draw = framed(() => this.paint());
     this.sheet.resized = this.draw;
-    this.stops = [store.on([...loads, "runs"], () => this.load()), store.on([...draws, "theme"], (changed) => { this.changed?.(changed); this.draw(); })];
+    this.reload = calmed(() => this.load(), 40);
+    this.stops = [store.on([...loads, "runs"], this.reload), store.on([...draws, "theme"], (changed) => { this.changed?.(changed); this.draw(); })];
   }
 
   close() {
     this.stops.forEach((stop) => stop());
     this.sheet.watch.disconnect();
+  }
+
+  /** What was asked for; null where something else was asked for meanwhile. */
+  async newest(asked) {
+    const turn = this.turn = (this.turn ?? 0) + 1;
+    const answers = await Promise.all(asked);
+    return turn === this.turn ? answers : null;
   }
 
   /** What is selected of this run, if anything. */

@@ -16,6 +16,8 @@ export function unpack(buffer) {
   return table;
 }
 
+const MOST_KEPT = 96e6; // bytes of answers
+
 const AS_JSON = new Set(["about", "metrics", "marks"]);
 
 export class LiveSource {
@@ -34,13 +36,24 @@ export class LiveSource {
     const address = `api/${run.number}/${what}?${query}`;
     const key = `${address} ${run.changes} ${run.status}`;
     if (!this.kept.has(key)) {
-      const answer = this.fetched(address).then(async (response) =>
-        AS_JSON.has(what) ? response.json() : unpack(await response.arrayBuffer()));
+      const answer = this.fetched(address).then(async (response) => {
+        this.room(key, Number(response.headers.get("Content-Length")));
+        return AS_JSON.has(what) ? response.json() : unpack(await response.arrayBuffer());
+      });
       answer.catch(() => this.kept.delete(key));
-      this.kept.set(key, answer);
-      if (this.kept.size > 60) this.kept.delete(this.kept.keys().next().value);
+      this.kept.set(key, { answer, size: 0 });
     }
-    return this.kept.get(key);
+    return this.kept.get(key).answer;
+  }
+
+  /** Forget the oldest answers where there would be too many. */
+  room(key, size) {
+    if (this.kept.has(key)) this.kept.get(key).size = size;
+    let total = [...this.kept.values()].reduce((sum, one) => sum + one.size, 0);
+    for (const [old, one] of this.kept) {
+      if (this.kept.size <= 60 && total <= MOST_KEPT) break;
+      if (old !== key) { this.kept.delete(old); total -= one.size; }
+    }
   }
 
   async fetched(address) {

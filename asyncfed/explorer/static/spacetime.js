@@ -1,5 +1,4 @@
 // Space and time: what is asked for a window, what the legend says, and what pointers do; lanes.js draws it.
-import { calmed } from "./canvas.js";
 import { PHASE_COLOURS, STATUSES, STATUS_COLOURS, STATUS_WORDS } from "./colours.js";
 import { LEFT, Lanes, TOP } from "./lanes.js";
 import { ramp, swatch } from "./panel.js";
@@ -7,11 +6,10 @@ import { count, make, number } from "./words.js";
 
 export class SpaceTimePanel extends Lanes {
   constructor(root, store, source, run) {
-    super(root, store, source, run, { loads: [], draws: ["selection", "cursor", "window"] });
+    super(root, store, source, run, { loads: ["window"], draws: ["selection", "cursor", "window"] });
     this.lanes = [0, run.nodes];
     this.hidden = new Set(run.nodes > 12 ? ["link_down"] : []);
-    this.fetch = calmed(() => this.load(), 60);
-    this.sheet.resized = () => { this.fetch(); this.draw(); };
+    this.sheet.resized = () => { this.reload(); this.draw(); };
     this.sheet.listen({
       pan: (dx, dy) => this.pan(dx, dy),
       zoom: (factor, x, y, event) => this.zoom(factor, x, y, event),
@@ -22,10 +20,6 @@ export class SpaceTimePanel extends Lanes {
     this.load();
   }
 
-  changed(values) {
-    if (values.has("window")) this.fetch();
-  }
-
   async load() {
     const { store, source } = this;
     const run = this.run = store.runs[this.run.number];
@@ -33,7 +27,9 @@ export class SpaceTimePanel extends Lanes {
     const asked = { from, to: store.window ? to : to * 1.000001 + 1e-9, ...this.nodes,
       bins: Math.max(16, Math.min(1024, Math.round((this.sheet.width - LEFT) / 2) || 400)) };
     try {
-      [this.table, this.marks] = await Promise.all([source.get(run, "window", asked), source.get(run, "marks")]);
+      const answers = await this.newest([source.get(run, "window", asked), source.get(run, "marks")]);
+      if (!answers) return;
+      [this.table, this.marks] = answers;
       this.explain();
       this.draw();
     } catch (error) {
@@ -79,7 +75,7 @@ export class SpaceTimePanel extends Lanes {
       const rows = Math.trunc(this.slack);
       this.slack -= rows;
       const low = Math.max(0, Math.min(this.run.nodes - width, this.lanes[0] + rows));
-      if (low !== this.lanes[0]) { this.lanes = [low, low + width]; this.fetch(); this.draw(); }
+      if (low !== this.lanes[0]) { this.lanes = [low, low + width]; this.reload(); this.draw(); }
     }
   }
 
@@ -95,7 +91,7 @@ export class SpaceTimePanel extends Lanes {
     const width = Math.max(Math.min(4, this.run.nodes), Math.min(this.run.nodes, Math.round((high - low) * factor + (factor > 1 ? 0.6 : -0.6))));
     const begin = Math.max(0, Math.min(this.run.nodes - width, Math.round(around - ((around - low) / (high - low)) * width)));
     this.lanes = [begin, begin + width];
-    this.fetch();
+    this.reload();
     this.draw();
   }
 

@@ -39,23 +39,30 @@ export function openView(view, root, store, source) {
     }
   }
   grid.dataset.count = String(parts.length);
-  fillTools(view, tools, store, source, runs);
+  const fill = () => fillTools(view, tools, store, source, runs.map((run) => run.number));
+  parts.push({ close: store.on(["runs"], fill) });
+  fill();
   return opened;
 }
 
-async function fillTools(view, tools, store, source, runs) {
+/** The choices of a view; made anew where others have become possible, for a run is taken up bit by bit. */
+async function fillTools(view, tools, store, source, places) {
   if (view === "spacetime") {
-    tools.append(make("span", { class: "faint" }, "Wheel or pinch: zoom time. Shift and wheel, or on the names: zoom lanes. Drag: move. Click: cursor, or an arrow."));
+    tools.replaceChildren(make("span", { class: "faint" }, "Wheel or pinch: zoom time. Shift and wheel, or on the names: zoom lanes. Drag: move. Click: cursor, or an arrow."));
     return;
   }
+  const runs = places.map((place) => store.runs[place]);
   const tables = await Promise.all(runs.map((run) => source.get(run, "edges", store.asked).catch(() => ({ facts: {}, sender: [] }))));
   const known = quantitiesOf(tables);
   if (!known.some(([name]) => name === store.quantity)) known.push([store.quantity, QUANTITIES[store.quantity].words]);
-  tools.append(chooser("show", known, store.quantity, (quantity) => store.set({ quantity })));
+  const graph = await source.get(runs[0], "graph").catch(() => ({}));
+  const layouts = Object.entries(LAYOUTS).filter(([name]) => (name !== "own" || graph.x) && (name !== "server" || runs[0].server != null));
+  const possible = JSON.stringify([known, layouts]);
+  if (tools.dataset.possible === possible) return;
+  tools.dataset.possible = possible;
+  tools.replaceChildren(chooser("show", known, store.quantity, (quantity) => store.set({ quantity })));
   if (view === "matrix") tools.append(chooser("sort by", Object.entries(SORTS), store.sort, (sort) => store.set({ sort })));
   if (view === "network") {
-    const graph = await source.get(runs[0], "graph").catch(() => ({}));
-    const possible = Object.entries(LAYOUTS).filter(([name]) => (name !== "own" || graph.x) && (name !== "server" || runs[0].server != null));
-    tools.append(chooser("layout", [["", "automatic"], ...possible], store.layout ?? "", (layout) => store.set({ layout: layout || null })));
+    tools.append(chooser("layout", [["", "automatic"], ...layouts], store.layout ?? "", (layout) => store.set({ layout: layout || null })));
   }
 }
