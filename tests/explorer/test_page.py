@@ -24,7 +24,7 @@ from tests.trace import naive
 pytestmark = pytest.mark.browser
 
 VIEWS = ("network", "spacetime", "matrix", "learning", "clients")
-SETTLED = 250  # milliseconds
+SETTLED, PATIENCE = 250, 15_000  # milliseconds
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def watched(browser: Any, url: str, **options: Any) -> Iterator[Any]:
     """A page that must stay without errors, and ask nobody else."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     page = context.new_page()
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(PATIENCE)
     wrong: list[str] = []
     page.on("console", lambda message: wrong.append(message.text))
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -64,11 +64,28 @@ def go(page: Any, view: str) -> None:
     page.wait_for_timeout(SETTLED)
 
 
+def shows(page: Any, selector: str, text: str) -> None:
+    """Wait until an element says so."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector).first).to_have_text(text, timeout=PATIENCE)
+
+
+def counts(page: Any, selector: str, number: int) -> None:
+    """Wait until there are so many of an element."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector)).to_have_count(number, timeout=PATIENCE)
+
+
 def blank(page: Any, selector: str) -> bool:
-    """Whether an element shows one colour only, or nearly so."""
-    picture = imread(io.BytesIO(page.locator(selector).first.screenshot()))[..., :3]
-    colours = np.unique((picture * 31).astype(int).reshape(-1, 3), axis=0)
-    return len(colours) < 4
+    """Whether an element goes on to show one colour only, or nearly so."""
+    for _ in range(PATIENCE // SETTLED):
+        picture = imread(io.BytesIO(page.locator(selector).first.screenshot()))[..., :3]
+        if len(np.unique((picture * 31).astype(int).reshape(-1, 3), axis=0)) >= 4:
+            return False
+        page.wait_for_timeout(SETTLED)
+    return True
 
 
 def facts(page: Any) -> dict[str, str]:
@@ -118,7 +135,7 @@ def test_every_view_draws_every_kind_of_run(browser: Any, peers: Path, others: P
             if view in VIEWS[:3]:
                 label = page.locator(".panel canvas").first.get_attribute("aria-label")
                 assert f"{CLIENTS}" in label
-        assert page.locator(".worst").count() == 3
+        counts(page, ".worst", 3)
 
 
 def test_a_click_on_a_link_tells_what_the_trace_says(browser: Any, peers: Path) -> None:
@@ -160,23 +177,21 @@ def test_zooming_shows_the_messages_of_the_window(browser: Any, others: Path) ->
     end = max(float(messages["sent_at"].max()), float(trace.steps()["ended_at"].max()))
     with explored(browser, [others]) as page:
         go(page, "spacetime")
-        assert page.locator(".legend-extra").inner_text() == f"{len(messages)} messages"
+        shows(page, ".legend-extra", f"{len(messages)} messages")
         page.keyboard.press("+")
         page.keyboard.press("+")
-        page.wait_for_timeout(SETTLED)
         begin, stop = end * 3 / 8, end * 5 / 8
         under_way = (messages["sent_at"] < stop) & (messages[["sent_at", "arrived_at"]].max(axis=1) >= begin)
-        assert page.locator(".legend-extra").inner_text() == f"{int(under_way.sum())} messages"
+        shows(page, ".legend-extra", f"{int(under_way.sum())} messages")
 
         go(page, "matrix")  # one window for all views
         sent = messages[(messages["sent_at"] >= begin) & (messages["sent_at"] < stop)]
         select_cell(page, 4, 1)
         mine = sent[(sent["sender"] == 4) & (sent["receiver"] == 1)]
-        assert facts(page)["attempts"] == f"{len(mine)}"
+        shows(page, '[data-fact="attempts"]', f"{len(mine)}")
         page.keyboard.press("0")
-        page.wait_for_timeout(2 * SETTLED)
         whole = messages[(messages["sender"] == 4) & (messages["receiver"] == 1)]
-        assert facts(page)["attempts"] == f"{len(whole)}"
+        shows(page, '[data-fact="attempts"]', f"{len(whole)}")
 
         go(page, "spacetime")
         box = page.locator(".panel canvas").bounding_box()
@@ -206,7 +221,7 @@ def test_two_runs_stand_side_by_side_and_their_difference_beside_them(
     rates = [load(path).trace.matrix("delivery_rate") for path in (peers, others)]
     with explored(browser, [peers, others]) as page:
         go(page, "matrix")
-        assert page.locator(".panel").count() == 3
+        counts(page, ".panel", 3)
         for panel, expected in enumerate((rates[0], rates[1], rates[1] - rates[0])):
             page.mouse.move(*cell_place(page, 3, 5, panel))
             tip = page.locator(".tip:visible")
@@ -218,8 +233,7 @@ def test_two_runs_stand_side_by_side_and_their_difference_beside_them(
         page.mouse.click(*cell_place(page, 0, 1))
         page.locator("#details h2", has_text=f"{worst} → ").wait_for()
         page.locator(".chip").nth(1).click()
-        page.wait_for_timeout(SETTLED)
-        assert page.locator(".panel").count() == 1
+        counts(page, ".panel", 1)
 
 
 def delivered_share(result: Result) -> Any:
@@ -244,8 +258,7 @@ def test_curves_and_clients_are_the_results_own(browser: Any, peers: Path, other
         box = chart.locator("svg").bounding_box()
         page.mouse.click(box["x"] + box["width"] * 0.55, box["y"] + box["height"] / 2)
         page.mouse.move(5, 5)
-        page.wait_for_timeout(SETTLED)
-        assert chart.locator(".mark").count() == 2  # where both were at the cursor
+        counts(page, '[data-metric="loss"] .mark', 2)  # where both were at the cursor
         assert "t = " in page.locator(".clock").inner_text()
         page.locator("label", has_text="against").locator("select").select_option("bytes")
         page.locator(".chart .tick", has_text="kB").first.wait_for()
@@ -309,10 +322,10 @@ def test_it_plays_and_obeys_keys_and_tells_a_screen_reader(browser: Any, others:
         assert page.locator(".clock").inner_text() != before
         page.locator("#tab-network").focus()
         page.keyboard.press("ArrowRight")
-        assert page.locator("#tab-spacetime").get_attribute("aria-selected") == "true"
+        page.locator('#tab-spacetime[aria-selected="true"]').wait_for()
         go(page, "matrix")
         select_cell(page, 1, 2)
-        assert page.locator("#said").inner_text() == "link from 1 to 2 selected"
+        shows(page, "#said", "link from 1 to 2 selected")
         page.keyboard.press("?")
         assert page.locator("dialog dt").count() == 7
         page.keyboard.press("Escape")
