@@ -11,11 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncfed.callbacks import Callback, EvaluationReport, MessageSummary, PhaseStart, RunStart
     from asyncfed.errors import (
         ActorLostError,
         AsyncfedError,
+        CallbackError,
         DataError,
         DivergenceError,
+        OneByOneWarning,
         QuorumError,
         RecoveredWarning,
         RunError,
@@ -47,11 +50,14 @@ if TYPE_CHECKING:
     from asyncfed.trace import Trace
 
 _HOMES = {
+    "asyncfed.callbacks": ("Callback", "EvaluationReport", "MessageSummary", "PhaseStart", "RunStart"),
     "asyncfed.errors": (
         "ActorLostError",
         "AsyncfedError",
+        "CallbackError",
         "DataError",
         "DivergenceError",
+        "OneByOneWarning",
         "QuorumError",
         "RecoveredWarning",
         "RunError",
@@ -90,16 +96,23 @@ __all__ = [
     "AsyncfedError",
     "AtLeast",
     "AtMost",
+    "Callback",
+    "CallbackError",
     "DataError",
     "DivergenceError",
+    "EvaluationReport",
     "HypergradientEstimate",
     "Lockstep",
+    "MessageSummary",
+    "OneByOneWarning",
+    "PhaseStart",
     "Progress",
     "QuorumError",
     "RecoveredWarning",
     "Result",
     "RunError",
     "RunExistsError",
+    "RunStart",
     "RunStopped",
     "Scenario",
     "ScenarioError",

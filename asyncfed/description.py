@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from asyncfed.errors import TraceError
+from asyncfed.printable import duration
 from asyncfed.runner import resumable
 from asyncfed.runtime.lock import at_work
 
@@ -81,15 +82,6 @@ def links_line(result: Result) -> str:
         return f"{rates[place]:.3f} ({edges['sender'][place]}→{edges['receiver'][place]})"
 
     return f"{len(edges):,} edges; delivery rate {named(worst)} to {named(best)}, mean {rates.mean():.3f}"
-
-
-def duration(seconds: float) -> str:
-    """Short, for people."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def _problem(data: dict[str, Any]) -> str:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncfed.cli.printable import printable
 from asyncfed.errors import ScenarioError
+from asyncfed.printable import printable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from asyncfed.network.names import in_order
 
-_MOST_NAME = 80  # characters
+Floats = npt.NDArray[np.float64]
 
 
 def places(topology: dict[str, Any]) -> Floats | None:
@@ -23,14 +23,6 @@ def places(topology: dict[str, Any]) -> Floats | None:
     where = np.empty((len(labels), 2))
     where[[number[label] for label in labels]] = pos
     return where
-
-
-def names(topology: dict[str, Any]) -> list[str] | None:
-    """What the nodes are called, by the numbers of the trace; None where they are called by these."""
-    if isinstance(topology["nodes"], int):
-        return None
-    _, number = _numbers(topology)
-    return [str(label)[:_MOST_NAME] for label in sorted(number, key=lambda label: number[label])]
 
 
 def declared(topology: dict[str, Any]) -> dict[tuple[int, int], float]:
@@ -56,6 +48,4 @@ def _numbers(topology: dict[str, Any]) -> tuple[list[Any], dict[Any, int]]:
     """The nodes as the graph lists them, and the number of each in the trace."""
     nodes, server = topology["nodes"], topology["about"].get("server")
     labels = list(range(nodes)) if isinstance(nodes, int) else nodes
-    return labels, {
-        label: place for place, label in enumerate(sorted(labels, key=lambda label: label == server))
-    }
+    return labels, {label: place for place, label in enumerate(in_order(labels, server))}

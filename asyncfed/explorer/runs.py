@@ -27,6 +27,7 @@ MOST_RUNS = 24
 MOST_NODES = 100_000  # of a run that is explored
 _MOST_CELLS = 2_000_000  # of metrics, or clients, in one answer
 _MOST_MOVES = 20_000
+_MOST_NAME = 80  # characters
 _MOST_COUNTED = 10_000  # clients whose class counts are told
 _DAMAGED = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
 
@@ -87,23 +88,24 @@ class ExploredRun:
 
     def about(self) -> dict[str, Any]:
         """What was run, for people, and the names of the nodes."""
-        data = self.result.scenario_data
-        nodes = _or_none(lambda: len(graph.names(data["topology"]) or range(data["topology"]["nodes"])))
-        told = nodes == self.index.nodes
+        names, topology = self.result.names, self.result.scenario_data.get("topology", {})
+        readable = _or_none(lambda: graph.declared(topology)) is not None
         note = (
-            f"{self.path / 'scenario.json'} does not describe a network of {self.index.nodes:,} nodes as the "
-            "trace has them; names, places and declared probabilities are left out"
+            f"{self.path / 'scenario.json'} does not describe a network as runs do; names, places and "
+            "declared probabilities are left out"
         )
         return {
             "pairs": list(describe(self.result).items()),
-            "names": graph.names(data["topology"]) if told else None,
-            "notes": [] if told else [note],
+            "names": [names[node][:_MOST_NAME] for node in range(len(names))] if names.given else None,
+            "notes": [] if readable else [note],
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Evaluations in columns, and the final ones of every client."""
-        tables = {"metrics": self.result.metrics, "clients": self.result.clients}
-        return {name: _columns_of(frame) for name, frame in tables.items()}
+        """Evaluations in columns, and the final ones of every client, who is a number."""
+        clients = self.result.clients
+        if "client" in clients and self.result.names.given:
+            clients = clients.assign(client=clients["client"].cat.codes)
+        return {"metrics": _columns_of(self.result.metrics), "clients": _columns_of(clients)}
 
     def marks(self) -> dict[str, Any]:
         """What lies along the time: phases, moves of the server, and absences of clients."""

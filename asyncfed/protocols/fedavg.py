@@ -7,6 +7,7 @@ y ← Σ (n_i / n) y_i, or their plain mean                                   1 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
@@ -36,6 +37,7 @@ class FedAvg(WithServer):
     local: LocalSteps
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
     max_rounds: int | None = None
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
 
     def __post_init__(self) -> None:
         check_server_protocol(self)

@@ -59,20 +59,23 @@ def measured(
     judged: Judged,
     chunk: int,
     validation: bool,
+    buffers: Tensor | None = None,
 ) -> Measurement:
     """On the test samples (where there are none, on the next best), and on the validation samples too where
     that is asked for.
     """
     shards = next((s for s in (data.test, data.validation) if s.total), data.train)
+    problem = derivatives.problem
+    beside = problem.beside(judged.inner, buffers)
     one_for_all = _common(judged) and len(clients) > 1
     centre, spread = (np.zeros(0), 0.0) if one_for_all else _centre_and_spread(judged.inner, chunk)
     return Measurement(
         clients,
-        _sums(derivatives, judged, shards),
+        _sums(derivatives, judged, shards.with_beside(*beside)),
         shards.sizes,
         centre,
         spread,
-        _sums(derivatives, judged, data.validation) if validation else {},
+        _sums(derivatives, judged, data.validation.with_beside(*beside)) if validation else {},
         data.validation.sizes,
     )
 
@@ -83,7 +86,7 @@ def _common(judged: Judged) -> bool:
 
 
 def _sums(derivatives: Derivatives, judged: Judged, shards: ClientShards) -> dict[str, FloatArray]:
-    if _common(judged):
+    if _common(judged) and derivatives.problem.local_buffers is None:
         found = derivatives.evaluate_common(judged.inner[0], judged.outer[0], shards)
     else:
         both = derivatives.evaluate(judged.inner, judged.outer, shards)

@@ -99,12 +99,13 @@ class _Asking:
 
     def __init__(self, method: WithServer, stage: Stage, schedule: ServerSchedule) -> None:
         problem, self._sizes = stage.scene.problem, stage.scene.sizes
+        self._keeps_buffers = problem.local_buffers is not None
         outer = problem.data.validation if problem.outer_split == "validation" else problem.data.train
         self._samples: dict[Level, IntArray] = {"inner": problem.data.train.sizes, "outer": outer.sizes}
         n = schedule.n
         weighted = method.server.weighted
         self._importance = self._samples["inner"].astype(float) if weighted else np.ones(n)
-        self._server, self._stage, self._schedule = method.server, stage, schedule
+        self._server, self._stage, self._schedule = method.server.on(stage.scene.network), stage, schedule
         self._parts: dict[int, Round] = {}
         self._numbers = 0
         self._turns = 0
@@ -154,7 +155,7 @@ class _Asking:
             work=work({level: self._of(of, clients) for level, of in self._samples.items()}, clients),
             importance=self._importance[clients],
             series=part.series,
-            remembers=bool(part.remembered(self._sizes)),
+            remembers=bool(part.remembered(self._sizes)) or self._keeps_buffers,
             normalised=part.normalised,
             samples=self._of(self._samples["inner"], clients),
         )
