@@ -146,8 +146,10 @@ def _compared(result: Result) -> Any:
     ends = [edges[end].to_numpy(int) for end in ("sender", "receiver")]
     chance = declared(result.scenario_data["topology"])
     expected = np.array([chance[edge] for edge in zip(*ends, strict=True)]) * (1 - LOST)
-    arrived, missed, down = (edges[name].to_numpy(float) for name in ("delivered", "lost", "link_down"))
-    tried = arrived + missed + down  # not those still under way
+    arrived, tried, under_way = (
+        edges[name].to_numpy(float) for name in ("delivered", "attempts", "in_flight")
+    )
+    tried = tried - under_way
     measured = arrived / tried
     apart = 100 * (measured - expected)
     table = pd.DataFrame(

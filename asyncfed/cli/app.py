@@ -143,6 +143,10 @@ def run(
         int, typer.Option(min=0, help="How often lost Ray actors are replaced and the run goes on by itself.")
     ] = 10,
     pictures: Annotated[bool, typer.Option("--pictures", help="Also draw the result.")] = False,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Also write one HTML file of it, shown if there is a display."),
+    ] = False,
 ) -> None:
     """Run a scenario, or the parts of a study, and print the result."""
     from asyncfed.cli.scenarios import load_work
@@ -167,6 +171,7 @@ def run(
             checkpoint_every=_interval(checkpoint_every),
             max_recoveries=max_recoveries,
             pictures=pictures,
+            report=report,
         )
     else:
         from asyncfed.cli.studies import execute_study
@@ -185,6 +190,7 @@ def run(
             max_recoveries=max_recoveries,
             only=only,
             pictures=pictures,
+            report=report,
         )
 
 
