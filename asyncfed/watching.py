@@ -11,6 +11,7 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -45,14 +46,22 @@ def watcher(console: Console) -> Watcher:
 
 @contextlib.contextmanager
 def watching(
-    progress: bool | Callable[[Progress], None] | None,
-) -> Iterator[Callable[[Progress], None] | None]:
-    """What a run is to tell: the `progress` of `run`, open while it goes."""
+    progress: bool | Callable[[Any], None] | None,
+    shown: Callable[[], AbstractContextManager[Any]] | None = None,
+) -> Iterator[Callable[[Any], None] | None]:
+    """What a run is to tell: the `progress` of `run`, open while it goes. `shown` is what shows it, if not a
+    bar of one run.
+    """
     if not shows(progress):
         yield None if isinstance(progress, bool) else progress
         return
-    with NotebookBar() if in_notebook() else watcher(errors_console()) as shown:
-        yield shown
+    with (shown or bar)() as opened:
+        yield opened
+
+
+def bar() -> Watcher:
+    """What shows one run where we are."""
+    return NotebookBar() if in_notebook() else watcher(errors_console())
 
 
 def shows(progress: object) -> bool:

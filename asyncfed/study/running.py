@@ -45,8 +45,8 @@ from asyncfed.study.directory import (
     standing,
 )
 from asyncfed.study.summary import Summary, draw, to_data, write_summary
-from asyncfed.study.watching import watching_study
-from asyncfed.watching import Watched
+from asyncfed.study.watching import StudyWatcher
+from asyncfed.watching import Watched, errors_console, watching
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ def run_study(
     existed = path is not None and path.exists()
     begun = path is not None and (path / "study.json").exists()
     with contextlib.ExitStack() as stack:
-        told = stack.enter_context(watching_study(progress))
+        shown = watching(progress, lambda: StudyWatcher(errors_console()))
+        told = stack.enter_context(shown)
         if path is not None and begun:
             stack.enter_context(alone(path))
             directory = RunDirectory(path)
