@@ -42,6 +42,7 @@ def metrics_row(item: Evaluation, totals: Totals) -> dict[str, Any]:
         "delivered": totals.delivered + unrecorded.arrived - unrecorded.early,
         "lost": totals.lost,
         "bytes": totals.bytes + unrecorded.bytes,
+        **{name: int(each.sum()) for name, each in item.computed.items()},
     }
 
 
@@ -50,6 +51,7 @@ def client_rows(item: Evaluation) -> list[dict[str, Any]]:
         means = {name: sums / item.counts for name, sums in item.sums.items()}
     return [
         {"client": int(client), "steps": int(item.steps[place]), "samples": int(item.counts[place])}
+        | {name: int(each[place]) for name, each in item.computed.items()}
         | {name: float(values[place]) for name, values in means.items()}
         for place, client in enumerate(item.clients)
     ]

@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,13 +35,12 @@ from torch.func import grad, grad_and_value, vjp, vmap
 from asyncfed.data import ClientShards
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
-from asyncfed.problems.problem import Batch, Problem, no_outer
+from asyncfed.problems.problem import Batch, Level, Problem, no_outer
 from asyncfed.problems.replay import Replay
 from asyncfed.problems.threads import WORTH_SHARING
 
 Kernel = Callable[..., tuple[Params, ...]]
 Scale = float | Tensor
-Level = Literal["inner", "outer"]
 
 _SCALAR = Layout(None, ((),))
 # Evaluation works in pieces: at most this many bytes at a time, counting a sample as 32 times its own size,

@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncfed.data import ClientData
+from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems.layout import Params
 from asyncfed.registry import ONE_OF_YOUR_OWN, NotPlainError, from_data, register, registered, to_data
@@ -29,11 +31,13 @@ Batch = tuple[Tensor, ...]
 Loss = Callable[[Any, Any, Batch], Tensor]
 Init = Callable[[torch.Generator], Params]
 OuterSplit = Literal["train", "validation"]
+Level = Literal["inner", "outer"]
 
 OWN_COLUMNS = frozenset(
     {
         "phase", "step", "outer_step", "virtual_time", "train_loss", "accuracy_p10", "consensus",
-        "messages", "delivered", "lost", "bytes", "client", "steps", "samples",
+        "messages", "delivered", "lost", "bytes", "gradients", "hessian_products",
+        "client", "steps", "samples",
     }
 )  # fmt: skip
 """What a run writes beside a problem's metrics (and `validation_…`), so no metric can be called so."""
@@ -138,6 +142,16 @@ class Problem:
     @property
     def clients(self) -> int:
         return self.data.clients
+
+    @property
+    def outer_data(self) -> ClientShards:
+        """The samples that the outer loss is over."""
+        return self.data.validation if self.outer_split == "validation" else self.data.train
+
+    @property
+    def sample_sizes(self) -> dict[Level, npt.NDArray[np.int64]]:
+        """How many samples each client has of either loss."""
+        return {"inner": self.data.train.sizes, "outer": self.outer_data.sizes}
 
     def measured(self, inner: Any, outer: Any, batch: Batch) -> dict[str, Tensor]:
         """Every metric of every sample."""

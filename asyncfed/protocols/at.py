@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,14 @@ from torch import Tensor
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.data.sampling import Sampler
 from asyncfed.problems.derivatives import Derivatives, samples_at_once
+from asyncfed.problems.problem import Level as Level
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-Level = Literal["inner", "outer"]
+
+JUDGING = 2**62
+"""In place of a step's number where clients are judged: what is drawn there no step draws."""
 
 _SAMPLES = 4096  # of all clients together, whose activations stay alive at a time
 
@@ -44,8 +46,7 @@ class Home:
         self.derivatives, self.data, self.clients, self.n = derivatives, data, clients, n
         self.start, self.streams, self.server = start, streams, server
         self.staged = derivatives.staged()
-        problem = derivatives.problem
-        self.outer = data.validation if problem.outer_split == "validation" else data.train
+        self.outer = data.validation if derivatives.problem.outer_split == "validation" else data.train
         self.sampler = {
             "inner": Sampler(streams, data.train.sizes, clients),
             "outer": Sampler(streams, self.outer.sizes, clients),

@@ -45,6 +45,7 @@ from asyncfed.network.timing import Lockstep
 from asyncfed.network.weights import Mixing, Shares
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
     Inbox,
     Judged,
@@ -274,6 +275,13 @@ class Backward(Part):
     def check(self, scene: Scene) -> None:
         if self.sends:
             self.method.check(scene)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        """∇F at first; then what each round's products take."""
+        vectors = len(self.method.sent)
+        takes = {Role.OPEN: 0, Role.V: 1, Role.U: vectors, Role.BOTH: vectors}
+        each = [takes[role] for role in self._roles(np.arange(self.steps + self.closing))]
+        return Cost(gradients=1, hessian_products=np.cumsum([0, *each])[steps])
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return dict.fromkeys(self.method.sent, sizes.inner)

@@ -35,6 +35,7 @@ from torch import Tensor
 from asyncfed.errors import ScenarioError
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Inbox, Tensors, whole
 from asyncfed.protocols.rounds import (
@@ -147,6 +148,9 @@ class ClusterSteps(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.samples(sizes["inner"], clients)
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return self.steps.cost(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         theta = board["y"]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, taken
@@ -36,6 +37,9 @@ class InnerGradient(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return taken(self.batch, sizes["inner"])
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return Cost(gradients=1)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         q, loss = inner_gradients(at, board["x"], board["y"], self.batch)
@@ -75,6 +79,9 @@ class CorrectedInnerSteps(Round):
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.samples(sizes["inner"], clients)
 
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return self.steps.corrected_cost(sizes["inner"], clients)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, loss = self.steps.corrected(at.inner(board["x"]), board["y"], board["q"], self.iteration)
         return Answer({"y": y}, {"loss": loss})
@@ -98,6 +105,9 @@ class PlainInnerSteps(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.samples(sizes["inner"], clients)
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return self.steps.cost(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, loss = self.steps.plain(at.inner(board["x"]), board["y"], self.iteration)

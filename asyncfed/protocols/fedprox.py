@@ -26,6 +26,7 @@ from torch import Tensor
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import LocalSteps, Rows, Term
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import (
@@ -118,6 +119,9 @@ class ProximalSteps(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.samples(sizes["inner"], clients)
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return self.steps.cost(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         theta = board["y"]

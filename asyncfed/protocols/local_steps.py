@@ -22,6 +22,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.plain import plain_fields
 from asyncfed.problems.threads import worthwhile_threads
 from asyncfed.protocols.at import Samples
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import whole
 from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
 from asyncfed.registry import register
@@ -105,6 +106,14 @@ class LocalSteps:
         epochs, steps = np.divmod(counts, self._per_epoch(sizes))
         total: IntArray = epochs * sizes + steps * self.batch  # the last of an epoch may be short
         return total.astype(float)
+
+    def cost(self, sizes: IntArray, clients: IntArray) -> Cost:
+        """A gradient for each."""
+        return Cost(self.counts(sizes, clients))
+
+    def corrected_cost(self, sizes: IntArray, clients: IntArray) -> Cost:
+        """Of corrected steps: two gradients each, and none for the first."""
+        return Cost(2 * (self.counts(sizes, clients) - 1))
 
     def rates(self, counts: IntArray, iteration: int, like: Tensor) -> Tensor:
         """α_i of clients that make so many steps (k, 1)."""

@@ -14,7 +14,8 @@ from asyncfed.network.links import require_strongly_connected
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.protocols.at import At
-from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors, whole
+from asyncfed.protocols.cost import Cost
+from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Start, Step, Steps, Tensors, whole
 from asyncfed.protocols.soundness import small_weight
 
 OuterRate = float | Mapping[str, float]
@@ -88,6 +89,9 @@ class OuterStep(Part):
     def check(self, scene: Scene) -> None:
         check_parts_of_rate(self.outer_lr, scene)
 
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost()
+
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {}
 
@@ -151,6 +155,9 @@ class OuterPush(Part):
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
         check_parts_of_rate(self.outer_lr, scene)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost()
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"z": sizes.outer, "omega": 1}

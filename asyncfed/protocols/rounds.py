@@ -32,6 +32,7 @@ from asyncfed.network.server import Server
 from asyncfed.network.timing import Lockstep
 from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Step, Tensors, unwritten, whole
 from asyncfed.rng import Streams
 
@@ -132,6 +133,10 @@ class Round(Act):
             f"compute times are per sample, and {type(self).__name__} does not say how many samples it goes "
             "over; write its `samples` (see docs/write-a-method.md), or use VirtualTime(per='step')"
         )
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost | None:
+        """What they compute for it; None where that is not known."""
+        return None
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         raise unwritten(self, "local")

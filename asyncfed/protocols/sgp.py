@@ -26,6 +26,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
     AmongPeers,
     Inbox,
@@ -35,6 +36,7 @@ from asyncfed.protocols.part import (
     Sizes,
     Start,
     Step,
+    Steps,
     Tensors,
     whole,
 )
@@ -89,6 +91,9 @@ class SGP(Part, AmongPeers):
 
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost(gradients=steps)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"z": sizes.inner, "omega": 1}
