@@ -92,7 +92,7 @@ class Execution:
         self._started = time.perf_counter() - float(self.manifest.get("wall_seconds", 0.0))
         self._steps_done = 0
         self._engine: Backend | None = None
-        self._totals = Totals()
+        self._totals, self._steps_recorded = Totals(), 0
         self._taken, self._stopped = 0, 0.0  # checkpoints, and for how long the mathematics waited
 
     def play(self, start: State | None = None) -> Result:
@@ -125,6 +125,7 @@ class Execution:
         self.manifest |= {
             "wall_seconds": round(time.perf_counter() - self._started, 3),
             "totals": self._totals._asdict(),
+            "steps": self._steps_recorded,
             "checkpoints": {"taken": self._taken, "stopped_seconds": round(self._stopped, 3)},
         }
         try:
@@ -209,7 +210,7 @@ class Execution:
             self.directory.write_rows("clients.jsonl", told.clients)
         finally:
             stop.gentle = False
-            self._totals = writer.totals
+            self._totals, self._steps_recorded = writer.totals, writer.step_count
             record.close()
         return final
 

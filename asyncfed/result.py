@@ -97,10 +97,10 @@ class Result:
             raise TraceError(
                 f"{self.path / 'run.json'} does not say how many nodes there are; it was changed"
             )
-        trace = Trace(self._directory.trace, nodes=nodes)
+        trace = Trace(self._directory.trace, nodes=nodes)  # empty, where a kill came before its first row
         counted = manifest.get("totals", {})
         if manifest.get("status") == "complete" and "sent" in counted:
-            trace.check_messages(counted["sent"] + counted.get("link_down", 0))
+            trace.check_complete(counted["sent"] + counted.get("link_down", 0), manifest.get("steps"))
         return trace
 
     @cached_property

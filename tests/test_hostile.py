@@ -49,8 +49,8 @@ FILES = (
     "scenario.json",
     "metrics.jsonl",
     "clients.jsonl",
-    "trace/messages-00000.parquet",
-    "trace/steps-00000.parquet",
+    "trace/messages/00000.parquet",
+    "trace/steps/00000.parquet",
     "final.safetensors",
 )
 
@@ -197,12 +197,12 @@ def test_a_pipe_as_a_tail_or_a_network_is_refused_at_once(tmp_path: Path) -> Non
             PresenceFile(str(tmp_path / "times.csv")).attend(range(3), 3, None)  # refused before it draws
 
 
-@pytest.mark.parametrize("name", ["messages-99999999999.parquet", "messages-99999999999.tail.parquet"])
+@pytest.mark.parametrize("name", ["messages/99999999999.parquet", "messages/99999999999.tail.parquet"])
 def test_an_absurd_number_of_a_chunk_is_a_gap(copy: Path, name: str) -> None:
     (copy / "trace" / name).write_bytes(b"")
     with (
         at_once(),
-        pytest.raises(TraceError, match=r"messages-00001\.parquet is missing although later"),
+        pytest.raises(TraceError, match=r"messages/00001\.parquet is missing although later"),
     ):
         _ = load(copy).trace
 
@@ -211,7 +211,7 @@ def test_an_absurd_number_of_a_chunk_is_a_gap(copy: Path, name: str) -> None:
 def test_an_absurd_number_of_nodes_takes_no_memory(copy: Path, nodes: int) -> None:
     change(copy, "run.json", nodes=nodes)
     for table in ("messages", "steps"):
-        file = copy / "trace" / f"{table}-00000.parquet"
+        file = copy / "trace" / table / "00000.parquet"
         rows = pq.read_table(file)
         pq.write_table(rows.replace_schema_metadata({**rows.schema.metadata, b"nodes": str(nodes)}), file)
     with at_once():
@@ -263,7 +263,7 @@ def test_a_small_file_of_many_rows_is_refused_before_they_are_read(tmp_path: Pat
 @pytest.mark.parametrize("count", [10**12, 10**9, -5])
 def test_a_footer_that_lies_about_its_rows_is_refused(copy: Path, count: int) -> None:
     """The number of rows in the footer's Thrift, a field of its own, set to whatever."""
-    file = copy / "trace" / "messages-00000.parquet"
+    file = copy / "trace" / "messages" / "00000.parquet"
     data = file.read_bytes()
     (length,) = struct.unpack("<I", data[-8:-4])
     footer, rows = bytearray(data[-8 - length : -8]), pq.ParquetFile(file).metadata.num_rows
@@ -299,7 +299,7 @@ def varint(number: int) -> bytes:
     ],
 )
 def test_values_that_are_no_places_are_refused(copy: Path, table: str, columns: dict[str, Any]) -> None:
-    parquet(copy / "trace" / f"{table}-00000.parquet", table, 12, **columns)
+    parquet(copy / "trace" / table / "00000.parquet", table, 12, **columns)
     with at_once():
         refused = asked(copy)
     assert refused["nodes"].args[0].startswith(str(copy)) or "unknown message status" in str(refused["nodes"])
@@ -439,9 +439,9 @@ def test_final_variables_that_are_cut_or_foreign_are_refused(copy: Path) -> None
 
 
 def test_a_missing_first_chunk_of_a_complete_run_is_named(copy: Path) -> None:
-    (copy / "trace" / "messages-00000.parquet").unlink()
+    (copy / "trace" / "messages" / "00000.parquet").unlink()
     with pytest.raises(
-        TraceError, match=r"holds 0 messages \(no messages-….*\), and its run counted 36; restore"
+        TraceError, match=r"holds 0 messages \(no chunk at all\), and its run counted 36; restore"
     ):
         _ = load(copy).trace
     done = CliRunner().invoke(app, ["trace", str(copy)])
@@ -453,22 +453,24 @@ def test_a_missing_first_chunk_of_a_complete_run_is_named(copy: Path) -> None:
 
 
 def test_missing_steps_of_a_complete_run_are_named(copy: Path) -> None:
-    (copy / "trace" / "steps-00000.parquet").unlink()
-    with pytest.raises(TraceError, match=r"holds 36 messages and no steps-….* at all; restore"):
+    (copy / "trace" / "steps" / "00000.parquet").unlink()
+    with pytest.raises(
+        TraceError, match=r"holds 0 steps \(no chunk at all\), and its run counted 18; restore"
+    ):
         _ = load(copy).trace
 
 
 def test_a_missing_last_chunk_of_a_complete_run_is_named(copy: Path) -> None:
     messages = naive.random_messages(3, 500)
-    (copy / "trace" / "messages-00000.parquet").unlink()
+    (copy / "trace" / "messages" / "00000.parquet").unlink()
     naive.write(copy / "all", 3, messages, chunk_rows=100)
-    for file in (copy / "all").iterdir():
-        shutil.move(file, copy / "trace")
+    for file in (copy / "all" / "messages").iterdir():
+        shutil.move(file, copy / "trace" / "messages")
     change(copy, "run.json", totals=naive.counts(messages))
     assert len(load(copy).trace) == 500
-    last = max((copy / "trace").glob("messages-*"))
+    last = max((copy / "trace").glob("messages/*"))
     shutil.move(last, copy / "elsewhere")
-    with pytest.raises(TraceError, match=r"messages-00000\.parquet to messages-0000.*counted 500; restore"):
+    with pytest.raises(TraceError, match=r"messages \(00000\.parquet to 0000.*counted 500; restore"):
         _ = load(copy).trace
     shutil.move(copy / "elsewhere", last)
     change(copy, "run.json", totals=naive.counts(messages[:499]))
@@ -482,7 +484,7 @@ def test_a_killed_run_says_that_its_record_ends_early(copy: Path) -> None:
         done = CliRunner().invoke(app, [command, str(copy)])
         assert done.exit_code == 0
         assert "the record ends early, as the run did (running): 36 messages\n" in done.stdout
-    (copy / "trace" / "messages-00000.parquet").unlink()
+    (copy / "trace" / "messages" / "00000.parquet").unlink()
     for command in ("show", "trace"):
         done = CliRunner().invoke(app, [command, str(copy)])
         assert done.exit_code == 0
@@ -520,7 +522,7 @@ def test_no_control_character_of_a_file_reaches_the_terminal(
     row = {"phase": NASTY, "step": 0, "messages": 0, "bytes": 0, NASTY: 1}
     (copy / "metrics.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"phase": "b"}) + "\n")
     parquet(
-        copy / "trace" / "messages-00000.parquet", "messages", 12, receiver=1, phase=[NASTY], kind=[NASTY]
+        copy / "trace" / "messages" / "00000.parquet", "messages", 12, receiver=1, phase=[NASTY], kind=[NASTY]
     )
     outputs = [
         CliRunner().invoke(app, [command, str(copy), *options]).output for command, *options in COMMANDS

@@ -41,6 +41,7 @@ _MANIFEST: dict[str, tuple[Callable[[Any], bool], str]] = {
     "clients": (lambda value: is_whole(value, 1), "a whole number of at least 1"),
     "nodes": (lambda value: is_whole(value, 1), "a whole number of at least 1"),
     "warnings": (lambda value: _texts(value), "a list of texts"),
+    "steps": (is_whole, "a count"),
     "totals": (lambda value: isinstance(value, dict) and all(map(is_whole, value.values())), "counts"),
     "wall_seconds": (lambda value: is_number(value) and math.isfinite(value), "a number"),
     "placement": (lambda value: _placed(value), "an object, whose actors and threads are few"),

@@ -2,9 +2,10 @@
 
 Two tables. `messages` has one row per *potential* message: whatever happened to it, an edge of the topology
 gets a row for every step of its sender, so that delivery rates are counted rather than estimated. `steps` has
-one row per step of a client. A table is a run of Parquet files `messages-00000.parquet`,
-`messages-00001.parquet`, …, each of them whole; while a run goes, `messages-00002.tail.parquet` holds the
-rows so far of the chunk that comes next, and is gone when that is there.
+one row per step of a client. A table is a folder of Parquet files, `messages/00000.parquet`,
+`messages/00001.parquet`, …, each of them whole; while a run goes, `messages/00002.tail.parquet` holds the
+rows so far of the chunk that comes next, and is gone when that is there. So a folder is a table for whatever
+reads Parquet.
 
 The status of a message decides which of its columns hold a value:
 
@@ -31,7 +32,6 @@ own round, and among peers. (Traces from before there was such a column are read
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -123,15 +123,6 @@ class Totals(NamedTuple):
 
     def plus(self, other: Totals) -> Totals:
         return Totals(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
-
-def chunk_path(directory: Path, table: str, number: int) -> Path:
-    return directory / f"{table}-{number:05d}.parquet"
-
-
-def tail_path(directory: Path, table: str, number: int) -> Path:
-    """The rows so far of a chunk that is not due yet."""
-    return directory / f"{table}-{number:05d}.tail.parquet"
 
 
 def schema_for(table: str, nodes: int, server: int | None = None) -> pa.Schema:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from asyncfed.errors import TraceError
 from asyncfed.reading import open_regular, read_whole, short
-from asyncfed.trace.columns import FORMAT, SCHEMAS, STALENESS, VERSION, chunk_path, tail_path
+from asyncfed.trace.columns import FORMAT, SCHEMAS, STALENESS, VERSION
 
 MOST_NODES = 1 << 22
 _MOST_TAIL = 1 << 30  # bytes
@@ -34,7 +34,60 @@ _ROWS_PER_BYTE = 500  # of ours, those of a large and dense network in lockstep 
 
 _PLACES = ("step", "sender", "receiver", "client")
 
-_CHUNK_NAME = re.compile(r"(messages|steps)-([0-9]{5,})(\.tail)?\.parquet")
+_CHUNK_NAME = re.compile(r"([0-9]{5,})(\.tail)?\.parquet")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the chunks of a table are, and how their names begin."""
+
+    folder: Path
+    prefix: str = ""
+
+    @classmethod
+    def of(cls, directory: Path, table: str) -> Place:
+        """In a folder of the table's own; of older runs, in one with the other table."""
+        folder = directory / table
+        if not folder.is_dir() and any(directory.glob(f"{table}-*.parquet")):
+            return cls(directory, f"{table}-")
+        return cls(folder)
+
+    def chunk(self, number: int) -> Path:
+        return self.folder / f"{self.prefix}{number:05d}.parquet"
+
+    def tail(self, number: int) -> Path:
+        """The rows so far of a chunk that is not due yet."""
+        return self.folder / f"{self.prefix}{number:05d}.tail.parquet"
+
+    def names(self) -> Iterator[re.Match[str]]:
+        """Of all chunks and tails that there are: number, and whether it is a tail."""
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name.startswith(self.prefix):
+                match = _CHUNK_NAME.fullmatch(path.name[len(self.prefix) :])
+                if match:
+                    yield match
+
+    def chunks(self) -> list[Path]:
+        """The chunks in order.
+
+        They appear in order but a directory listing made meanwhile may miss one, so presence is asked file
+        by file.
+        """
+        counts = [int(match[1]) + (not match[2]) for match in self.names()]
+        paths: list[Path] = []
+        while len(paths) < max(counts, default=0):  # the largest may be absurd; the first gap ends it
+            path = self.chunk(len(paths))
+            if not path.exists():
+                raise TraceError(
+                    f"{path} is missing although later chunks exist; restore it, or remove the chunks after "
+                    "it to read the trace up to there"
+                )
+            paths.append(path)
+        return paths
+
+    def tails(self) -> list[Path]:
+        """Every tail, also one that a kill left beside its chunk."""
+        return [self.folder / f"{self.prefix}{match[0]}" for match in self.names() if match[2]]
 
 
 @dataclass(frozen=True)
@@ -50,43 +103,17 @@ Chunk: TypeAlias = Path | Tail
 
 def trace_files(directory: Path, table: str) -> list[Chunk]:
     """All of `table` that is on disk: its chunks in order, and the tail after them where there is one."""
+    place = Place.of(directory, table)
     while True:
-        chunks = chunk_files(directory, table)
+        chunks = place.chunks()
         try:
-            tail = tail_path(directory, table, len(chunks))
+            tail = place.tail(len(chunks))
             return [*chunks, Tail(tail, read_whole(tail, _MOST_TAIL))]
         except FileNotFoundError:
-            if not chunk_path(directory, table, len(chunks)).exists():  # or it became whole meanwhile
+            if not place.chunk(len(chunks)).exists():  # or it became whole meanwhile
                 return list(chunks)
         except OSError as error:
             raise _unreadable(tail, error) from error
-
-
-def tail_files(directory: Path, table: str) -> list[Path]:
-    """Every tail, also one that a kill left beside its chunk."""
-    return [path for path in directory.glob(f"{table}-*.tail.parquet") if _CHUNK_NAME.fullmatch(path.name)]
-
-
-def chunk_files(directory: Path, table: str) -> list[Path]:
-    """The chunks of `table` in order.
-
-    Chunks appear in order but a directory listing made meanwhile may miss one, so presence is asked file by
-    file.
-    """
-    if not directory.is_dir():
-        raise TraceError(f"{directory} is not a directory; give the directory that a run wrote its trace to")
-    matches = (_CHUNK_NAME.fullmatch(path.name) for path in directory.iterdir())
-    counts = [int(match[2]) + (not match[3]) for match in matches if match and match[1] == table]
-    paths: list[Path] = []
-    while len(paths) < max(counts, default=0):  # the largest may be absurd; the first gap ends it
-        path = chunk_path(directory, table, len(paths))
-        if not path.exists():
-            raise TraceError(
-                f"{path} is missing although later chunks exist; restore it, or remove the chunks after it "
-                "to read the trace up to there"
-            )
-        paths.append(path)
-    return paths
 
 
 def open_chunk(file: Chunk, table: str, nodes: int | None = None) -> pq.ParquetFile:

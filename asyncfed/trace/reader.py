@@ -47,6 +47,10 @@ class Trace:
     def __init__(self, directory: Path | str, nodes: int | None = None) -> None:
         self.directory = Path(directory)
         self.server: int | None = None
+        if nodes is None and not self.directory.is_dir():
+            raise TraceError(
+                f"{self.directory} is not a directory; give the directory that a run wrote its trace to"
+            )
         self._files = {table: trace_files(self.directory, table) for table in (MESSAGES, STEPS)}
         for table, files in self._files.items():
             if files:
@@ -63,29 +67,31 @@ class Trace:
 
     def __len__(self) -> int:
         """Number of potential messages."""
+        return self._rows(MESSAGES)
+
+    def _rows(self, table: str) -> int:
         rows = 0
-        for file in self._files[MESSAGES]:
-            with open_chunk(file, MESSAGES, self.node_count) as chunk:
+        for file in self._files[table]:
+            with open_chunk(file, table, self.node_count) as chunk:
                 rows += chunk.metadata.num_rows
         return rows
 
-    def check_messages(self, counted: int) -> None:
-        """Refuse a trace that has not all of the messages that were counted when it was written, or none of
-        the steps that sent them.
+    def check_complete(self, messages: int, steps: int | None) -> None:
+        """Refuse a trace that has not all of the messages and steps that were counted when it was written.
+        Of older runs nobody knows how many steps there were; some there must be.
         """
-        found = len(self)
-        if found != counted:
-            files = [path_of(file).name for file in self._files[MESSAGES]]
-            there = f"{files[0]} to {files[-1]}" if files else "no messages-….parquet at all"
+        for table, counted in ((MESSAGES, messages), (STEPS, steps)):
+            found = self._rows(table)
+            if found == counted or (counted is None and (found or not messages)):
+                continue
+            files = [path_of(file).name for file in self._files[table]]
+            there = f"{files[0]} to {files[-1]}" if files else "no chunk at all"
+            expected = "more" if counted is None else f"{counted:,}"
+            too_many = found > (counted or 0)
+            remedy = "it is of another run" if too_many else "restore the chunks that are missing"
             raise TraceError(
-                f"{self.directory} holds {found:,} messages ({there}), and its run counted {counted:,}; "
-                + ("restore the chunks that are missing" if found < counted else "it is of another run")
-                + ", or read what is there with asyncfed.Trace"
-            )
-        if found and not self._files[STEPS]:
-            raise TraceError(
-                f"{self.directory} holds {found:,} messages and no steps-….parquet at all; "
-                "restore the chunks that are missing, or read what is there with asyncfed.Trace"
+                f"{self.directory} holds {found:,} {table} ({there}), and its run counted {expected}; "
+                f"{remedy}, or read what is there with asyncfed.Trace"
             )
 
     def totals(self) -> Totals:

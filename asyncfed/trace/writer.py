@@ -39,11 +39,9 @@ from asyncfed.trace.columns import (
     STATUS_NAMES,
     STEPS,
     Totals,
-    chunk_path,
     schema_for,
-    tail_path,
 )
-from asyncfed.trace.files import chunk_files, tail_files
+from asyncfed.trace.files import Place
 
 Numbers: TypeAlias = npt.NDArray[Any] | float
 """An array with one value per row, or one number for all rows of a call."""
@@ -84,16 +82,17 @@ class TraceWriter:
         self._unsynced: list[Path] = []  # chunks that a power failure may take
         self._counted = 0
         self._closed = False
-        with storing(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
+        self._places = {table: self._folder(table) for table in (MESSAGES, STEPS)}
         place = None if continues is None else continues.plain
         self._next = {
             table: self._continue_from(table, None if place is None else int(place["chunks"][table]))
-            for table in (MESSAGES, STEPS)
+            for table in self._places
         }
         self._totals = Totals()
+        self.step_count = 0  # of all clients together
         if continues is not None and place is not None:
             self._totals = Totals(*map(int, place["totals"]))
+            self.step_count = int(place["steps counted"])
             self._messages.refill(continues, MESSAGES)
             self._steps.refill(continues, STEPS)
             self._counted = len(self._messages.rows)
@@ -123,7 +122,8 @@ class TraceWriter:
         values = (
             sender, receiver, status, step, sent_at, arrived_at, absorbed_step, weight, bytes, staleness,
         )  # fmt: skip
-        self._append(self._messages, values, (phase, kind))
+        self._messages.append(values, (phase, kind))
+        self._appended()
 
     def steps(
         self,
@@ -136,7 +136,10 @@ class TraceWriter:
         phase: str,
     ) -> None:
         """Append one row per step of a client; `absorbed` is how many messages it took in at its start."""
-        self._append(self._steps, (client, step, started_at, ended_at, absorbed), (phase,))
+        before = self._steps.pending
+        self._steps.append((client, step, started_at, ended_at, absorbed), (phase,))
+        self.step_count += self._steps.pending - before
+        self._appended()
 
     @property
     def totals(self) -> Totals:
@@ -149,7 +152,9 @@ class TraceWriter:
         wait for the next. What is returned hands it over, in another thread if need be.
         """
         waiting = {MESSAGES: self._messages.copy(), STEPS: self._steps.copy()}
-        place = {"chunks": dict(self._next), "totals": list(self.totals)}
+        place = {
+            "chunks": dict(self._next), "totals": list(self.totals), "steps counted": self.step_count,
+        }  # fmt: skip
 
         def handed_over() -> Saved:
             arrays: list[npt.NDArray[Any]] = []
@@ -204,10 +209,9 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _append(self, stash: _Stash, values: tuple[Numbers, ...], labels: tuple[str, ...]) -> None:
+    def _appended(self) -> None:
         if self._closed:
             raise ValueError(f"the trace in {self.directory} is closed; append before close()")
-        stash.append(values, labels)
         if self._messages.pending + self._steps.pending >= self.chunk_rows:
             self._hand_over()
 
@@ -256,16 +260,16 @@ class TraceWriter:
     def _save(self, parts: list[tuple[str, int, _Stash]], then: Callable[[], object] | None) -> None:
         for table, number, stash in parts:
             with storing(self.directory):
-                self._write_rows(table, stash, tail_path(self.directory, table, number))
+                self._write_rows(table, stash, self._places[table].tail(number))
         if then is not None:
             then()
 
     def _write(self, table: str, number: int, stash: _Stash) -> None:
-        chunk = chunk_path(self.directory, table, number)
+        chunk = self._places[table].chunk(number)
         with storing(self.directory):
             self._write_rows(table, stash, chunk)
             self._unsynced.append(chunk)
-            tail_path(self.directory, table, number).unlink(missing_ok=True)
+            self._places[table].tail(number).unlink(missing_ok=True)
 
     def _write_rows(self, table: str, stash: _Stash, target: Path) -> None:
         columns = (
@@ -289,9 +293,18 @@ class TraceWriter:
 
         write_whole(target, write)
 
+    def _folder(self, table: str) -> Place:
+        """The folder of a table, made where there is none; what leads elsewhere is refused."""
+        folder = self.directory / table
+        with storing(self.directory):
+            folder.mkdir(parents=True, exist_ok=True)
+        if folder.is_symlink():
+            raise TraceError(f"{folder} is a link; a trace is written where its run is: remove it")
+        return Place(folder)
+
     def _continue_from(self, table: str, number: int | None) -> int:
         """Remove what comes after the first `number` chunks, newest first so that a kill leaves no gap."""
-        present, tails = chunk_files(self.directory, table), tail_files(self.directory, table)
+        present, tails = self._places[table].chunks(), self._places[table].tails()
         if (present or tails) and number is None:
             raise TraceError(
                 f"{self.directory} already holds a trace; "
@@ -313,9 +326,10 @@ def clear(directory: Path) -> None:
     """Remove the trace in a directory, newest chunks first so that a kill leaves no gap; other files stay."""
     if directory.is_dir():
         with storing(directory):
-            for table in (MESSAGES, STEPS):
-                for path in (*tail_files(directory, table), *reversed(chunk_files(directory, table))):
-                    path.unlink()
+            for place in (Place.of(directory, table) for table in (MESSAGES, STEPS)):
+                if not place.folder.is_symlink():  # which leads elsewhere
+                    for path in (*place.tails(), *reversed(place.chunks())):
+                        path.unlink()
 
 
 _MESSAGE_NUMBERS = (

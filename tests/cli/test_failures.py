@@ -82,7 +82,7 @@ def test_what_is_no_run_ends_with_4(cli: Any, own: Path, tmp_path: Path) -> None
         assert done.exit_code == 4
         assert "there is no run" in done.stderr
     cli("run", own, "--out", tmp_path / "r")
-    for chunk in (tmp_path / "r" / "trace").glob("messages-*"):
+    for chunk in (tmp_path / "r" / "trace").glob("messages/*"):
         chunk.write_bytes(chunk.read_bytes()[:50])
     assert cli("trace", tmp_path / "r").exit_code == 4
 

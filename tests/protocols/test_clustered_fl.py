@@ -16,6 +16,7 @@ from asyncfed.problems import Problem
 from asyncfed.problems.quadratic import sample_loss
 from asyncfed.protocols import ClusteredFL, FedAvg, LocalSteps, Server
 from asyncfed.protocols.clustered_fl import bipartition
+from tests.helpers import files_of
 from tests.protocols.replayed import Answers, Array, replay
 from tests.protocols.served import serve, watched
 from topologies import star
@@ -248,8 +249,7 @@ def test_actors_agree(tmp_path: Path) -> None:
             other.metrics[column].astype(float), local.metrics[column].astype(float), rtol=0, atol=1e-10
         )
     np.testing.assert_allclose(other.clients.to_numpy(), local.clients.to_numpy(), rtol=0, atol=1e-10)
-    for file in sorted((local.path / "trace").iterdir()):
-        assert file.read_bytes() == (other.path / "trace" / file.name).read_bytes(), file.name
+    assert files_of(other.path / "trace") == files_of(local.path / "trace")
 
 
 @pytest.mark.parametrize("seed", range(5))

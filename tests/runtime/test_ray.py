@@ -70,8 +70,7 @@ SERVED = Scenario(
 
 def agree(local: Result, other: Result, tolerance: float = 1e-10) -> None:
     """The identical trace and the same numbers."""
-    for file in sorted((local.path / "trace").iterdir()):
-        assert file.read_bytes() == (other.path / "trace" / file.name).read_bytes(), file.name
+    assert files_of(other.path / "trace") == files_of(local.path / "trace")
     assert sorted(other.final) == sorted(local.final)
     for key, value in local.final.items():
         torch.testing.assert_close(other.final[key], value, rtol=0, atol=tolerance)

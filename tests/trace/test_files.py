@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import duckdb
+import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -59,18 +64,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_chunk_is_named_with_what_is_wrong(directory: Path, damage: str) -> None:
     trace = Trace(directory)
-    chunk = directory / "messages-00002.parquet"
+    chunk = directory / "messages" / "00002.parquet"
     spoil, complaint = DAMAGES[damage]
     spoil(chunk)
-    with pytest.raises(TraceError, match=rf"messages-00002\.parquet.*{complaint}"):
+    with pytest.raises(TraceError, match=rf"messages/00002\.parquet.*{complaint}"):
         trace.edges()
     with pytest.raises(TraceError):
         trace.edge(MESSAGES[0].sender, MESSAGES[0].receiver)
 
 
 def test_a_missing_chunk_is_an_error(directory: Path) -> None:
-    (directory / "messages-00001.parquet").unlink()
-    with pytest.raises(TraceError, match=r"messages-00001\.parquet is missing although later chunks exist"):
+    (directory / "messages" / "00001.parquet").unlink()
+    with pytest.raises(TraceError, match=r"messages/00001\.parquet is missing although later chunks exist"):
         Trace(directory)
 
 
@@ -89,7 +94,7 @@ def test_a_number_of_nodes_that_contradicts_the_files_is_refused(directory: Path
 
 
 def test_leftovers_of_a_kill_are_ignored(directory: Path) -> None:
-    (directory / ".messages-00099.parquet.tmp").write_bytes(b"PAR1 half a chunk")
+    (directory / "messages" / ".00099.parquet.tmp").write_bytes(b"PAR1 half a chunk")
     (directory / "notes.parquet").write_text("mine")
     assert len(Trace(directory)) == len(MESSAGES)
 
@@ -144,3 +149,31 @@ def test_importing_the_trace_leaves_pandas_alone() -> None:
 
 def test_public_names() -> None:
     assert asyncfed.trace.__all__ == ["STATUS_NAMES", "Status", "Totals", "Trace", "TraceWriter", "clear"]
+
+
+def test_a_folder_is_a_table_for_whatever_reads_parquet(directory: Path) -> None:
+    with TraceWriter(directory / "with steps", 4, chunk_rows=4) as writer:
+        for step in range(3):
+            clients = np.arange(4)
+            writer.steps(client=clients, step=step, started_at=0.0, ended_at=1.0, absorbed=0, phase="sgp")
+    messages, steps = Trace(directory), Trace(directory / "with steps")
+    for trace, table, rows in (
+        (messages, "messages", messages.to_pandas()),
+        (steps, "steps", steps.steps()),
+    ):
+        folder = trace.directory / table
+        assert len(list(folder.glob("*.parquet"))) > 1
+        found = pd.read_parquet(folder)
+        assert found.columns.tolist() == rows.columns.tolist()
+        assert len(found) == len(rows)
+        assert pl.read_parquet(folder).shape == rows.shape
+        (counted,) = duckdb.sql(f"select count(*) from '{folder}/*.parquet'").fetchall()
+        assert counted == (len(rows),)
+
+
+def test_a_trace_from_before_tables_had_folders_is_read(directory: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    old.mkdir()
+    for chunk in (directory / "messages").iterdir():
+        shutil.copy(chunk, old / f"messages-{chunk.name}")
+    assert Trace(old).to_arrow().equals(Trace(directory).to_arrow())

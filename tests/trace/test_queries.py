@@ -59,7 +59,7 @@ def as_messages(frame: pd.DataFrame) -> list[Message]:
 
 
 def test_edges_count_every_message_of_an_edge(trace: Trace, messages: list[Message]) -> None:
-    assert len(list(trace.directory.glob("messages-*.parquet"))) > 3
+    assert len(list(trace.directory.glob("messages/*.parquet"))) > 3
     pd.testing.assert_frame_equal(trace.edges(), naive_edges(messages), rtol=1e-12)
 
 

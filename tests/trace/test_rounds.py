@@ -40,7 +40,7 @@ def test_each_round_tells_what_became_of_its_requests_and_answers(served: Trace)
             "ended_at": [3.0, 7.0, 9.0, 11.0],
         }
     )
-    assert len(list(served.directory.glob("messages-*.parquet"))) > 3
+    assert len(list(served.directory.glob("messages/*.parquet"))) > 3
     pd.testing.assert_frame_equal(served.rounds(), expected)
     pd.testing.assert_frame_equal(naive.rounds(naive.SERVED, 0), expected)
 
@@ -90,7 +90,7 @@ def test_an_attempt_to_answer_over_a_link_that_is_down_makes_no_round(tmp_path: 
 def test_the_server_is_noted_in_every_file_and_export(served: Trace, tmp_path: Path) -> None:
     assert served.server == 0
     served.to_parquet(tmp_path / "all.parquet")
-    for path in (tmp_path / "all.parquet", *served.directory.glob("messages-*.parquet")):
+    for path in (tmp_path / "all.parquet", *served.directory.glob("messages/*.parquet")):
         assert pq.read_schema(path).metadata[b"server"] == b"0"
 
 
@@ -115,7 +115,7 @@ def test_a_server_can_be_given_where_none_was_noted_or_another_was(tmp_path: Pat
 def test_files_from_before_late_messages_and_servers_are_read(tmp_path: Path) -> None:
     """Their dictionary of statuses has four names, and their schema no server."""
     naive.write(tmp_path, 4, [m for m in naive.SERVED if m.status != "late"])
-    (chunk,) = tmp_path.glob("messages-*.parquet")
+    (chunk,) = tmp_path.glob("messages/*.parquet")
     table = pq.read_table(chunk)
     place = table.schema.get_field_index("status")
     status = table["status"].cast("string").dictionary_encode()
@@ -130,7 +130,7 @@ def test_files_from_before_late_messages_and_servers_are_read(tmp_path: Path) ->
 def test_files_from_before_there_was_a_staleness_are_read(tmp_path: Path) -> None:
     messages = naive.random_messages(4, 60)
     directory = naive.write(tmp_path, 4, messages, chunk_rows=25, server=0)
-    old = sorted(directory.glob("messages-*.parquet"))[:2]
+    old = sorted(directory.glob("messages/*.parquet"))[:2]
     for path in old:
         pq.write_table(pq.read_table(path, partitioning=None).drop_columns("staleness"), path)
     trace = Trace(directory)

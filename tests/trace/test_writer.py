@@ -20,7 +20,8 @@ LOCKSTEP = {"sent_at": 3.0, "arrived_at": 4.0, "absorbed_step": 4, "weight": 0.2
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def append_steps(writer: TraceWriter, nodes: int, steps: range) -> None:
@@ -51,7 +52,7 @@ def test_a_chunk_is_due_by_rows_alone(tmp_path: Path) -> None:
     assert contents(tmp_path) == {}
     append_steps(writer, 10, range(2, 3))
     writer.wait()
-    assert sorted(contents(tmp_path)) == ["messages-00000.parquet", "steps-00000.parquet"]
+    assert sorted(contents(tmp_path)) == ["messages/00000.parquet", "steps/00000.parquet"]
     append_steps(writer, 10, range(3, 4))
     writer.flush()
     assert len(contents(tmp_path)) == 2, "a small flush waits"
@@ -82,7 +83,7 @@ def test_what_was_saved_is_read_once_whatever_became_of_it(tmp_path: Path) -> No
         append_steps(writer, 10, range(step, step + 1))
         writer.save(lambda step=step: saved.append((step, len(Trace(tmp_path)))))
         writer.wait()
-        tail = tmp_path / f"messages-{(step + 1) // 3:05d}.tail.parquet"
+        tail = tmp_path / "messages" / f"{(step + 1) // 3:05d}.tail.parquet"
         assert tail.exists() == ((step + 1) % 3 > 0)
         trace = Trace(tmp_path)
         assert len(trace) == len(trace.to_pandas()) == trace.edges()["attempts"].sum() == 100 * (step + 1)
@@ -91,11 +92,11 @@ def test_what_was_saved_is_read_once_whatever_became_of_it(tmp_path: Path) -> No
         if (step + 1) % 3 == 2:
             kept = tail.read_bytes()
         if step == 5:
-            (tmp_path / "messages-00001.tail.parquet").write_bytes(kept)
+            (tmp_path / "messages" / "00001.tail.parquet").write_bytes(kept)
             assert len(Trace(tmp_path)) == 600
     assert saved == [(step, 100 * (step + 1)) for step in range(8)], "what is saved is there before `then`"
-    (tmp_path / "messages-00001.parquet").unlink()
-    with pytest.raises(TraceError, match=r"messages-00001\.parquet is missing although later chunks exist"):
+    (tmp_path / "messages" / "00001.parquet").unlink()
+    with pytest.raises(TraceError, match=r"messages/00001\.parquet is missing although later chunks exist"):
         Trace(tmp_path)
 
 
@@ -122,7 +123,7 @@ def test_one_number_stands_for_all_rows_and_the_status_decides_what_is_null(tmp_
         )
         writer.messages(sender=1, receiver=2, status=Status.DELIVERED, step=4, phase="p", kind="k",
                         sent_at=4.0, arrived_at=5, absorbed_step=-1, weight=math.nan, bytes=7)  # fmt: skip
-    rows = pq.read_table(tmp_path / "messages-00000.parquet").to_pydict()
+    rows = pq.read_table(tmp_path / "messages" / "00000.parquet").to_pydict()
     assert rows["sender"] == [0, 0, 0, 0, 0, 0, 1]
     assert rows["status"] == ["delivered", "lost", "link_down", "in_flight", "late", "carried", "delivered"]
     assert rows["arrived_at"] == [4.0, None, None, 4.0, 4.0, 4.0, 5.0]
@@ -229,5 +230,5 @@ def test_a_lockstep_trace_is_small_and_quick_to_write(tmp_path: Path) -> None:
     with TraceWriter(tmp_path, 100) as writer:
         append_steps(writer, 100, range(60))
     assert time.perf_counter() - started < 10
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet"))
     assert size / 600_000 < 1.0
