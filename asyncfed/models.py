@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 from torch.nn.functional import linear
 
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.room import require_room
 
 MODELS = ("logistic", "mlp", "cnn", "lenet")
 
@@ -37,6 +38,8 @@ def mlp(sizes: Sequence[int]) -> nn.Module:
             f"an mlp of sizes {list(sizes)} cannot be built; "
             "give inputs, hidden sizes and outputs, all positive"
         )
+    weights = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
+    require_room(8.0 * weights, f"an mlp of sizes {list(sizes)}", "give smaller hidden sizes")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
     with _borrowed_random_state(0):
         for number, (fan_in, fan_out) in enumerate(pairwise(sizes[:-1]), start=1):
@@ -153,6 +156,11 @@ def char_lstm(vocabulary: int = 80, embedding: int = 8, hidden: int = 256, layer
             f"a network for {vocabulary} characters with an embedding of {embedding} and {layers} layers of "
             f"{hidden} cannot be built; all four must be positive"
         )
+    require_room(
+        8.0 * (vocabulary * (embedding + hidden) + 8.0 * layers * hidden**2),
+        f"a network of {layers} layers of {hidden:,} with an embedding of {embedding:,}",
+        "give fewer or smaller layers",
+    )
     with _borrowed_random_state(0):
         return nn.Sequential(
             OrderedDict(

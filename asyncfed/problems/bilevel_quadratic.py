@@ -24,6 +24,7 @@ from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import DataError, ScenarioError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
+from asyncfed.problems.quadratic import require_matrices
 from asyncfed.rng import Streams
 
 _PULL = 0.1  # ρ
@@ -71,6 +72,8 @@ def bilevel_quadratic(
             raise DataError(f"{name} is {value}; it must be at least 1")
     if not 0 <= noise < float("inf"):
         raise DataError(f"noise is {noise}; it must be at least 0")
+    each = samples if noise else 1
+    require_matrices(clients, max(dimension, outer_dimension), 4 + 2 * each)
     generator = Streams(seed).generator("bilevel_quadratic")
     normal = generator.standard_normal
     eigenvalues = np.exp(generator.uniform(np.log(low), np.log(high), (clients, dimension)))
@@ -79,7 +82,6 @@ def bilevel_quadratic(
     A = (A + A.transpose(0, 2, 1)) / 2
     b, t = normal((clients, dimension)), normal((clients, dimension))
     R, s = normal((clients, dimension, outer_dimension)), normal((clients, outer_dimension))
-    each = samples if noise else 1
     A, b, R, t, s = (np.repeat(array, each, axis=0) for array in (A, b, R, t, s))
     if noise:
         A = np.exp(noise * normal(len(A)))[:, None, None] * A

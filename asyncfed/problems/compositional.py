@@ -25,6 +25,7 @@ from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import DataError, ScenarioError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
+from asyncfed.problems.quadratic import require_matrices
 from asyncfed.rng import Streams
 
 
@@ -64,6 +65,7 @@ def compositional(
         )
     if not (0 <= heterogeneity < float("inf") and 0 <= bend < float("inf")):
         raise DataError(f"heterogeneity is {heterogeneity} and bend {bend}; neither may be negative")
+    require_matrices(clients, dimension, 6)
     generator = Streams(seed).generator("compositional")
     normal = generator.standard_normal
 

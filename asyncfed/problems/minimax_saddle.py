@@ -32,6 +32,7 @@ from asyncfed.errors import DataError, ScenarioError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
 from asyncfed.rng import Streams
+from asyncfed.room import require_room
 
 _STEEPEST = 0.1  # t_i is below
 
@@ -73,6 +74,11 @@ def minimax_saddle(
         raise DataError(
             f"curvature is ({low}, {high}); it must be two positive numbers, the smaller one first"
         )
+    require_room(
+        40.0 * clients * dimension,
+        f"a problem of {clients:,} clients in {dimension:,} dimensions",
+        "give fewer `clients` or a smaller `dimension`",
+    )
     generator = Streams(seed).generator("minimax_saddle")
     t = generator.uniform(0, _STEEPEST, clients)
     b = spread * generator.standard_normal((clients, dimension))

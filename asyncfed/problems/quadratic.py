@@ -19,6 +19,7 @@ from asyncfed.errors import DataError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
 from asyncfed.rng import Streams
+from asyncfed.room import require_room
 
 
 @problem_factory
@@ -55,13 +56,14 @@ def quadratic(
             raise DataError(f"{name} is {value}; it must be at least {least}")
     if min(heterogeneity, noise) < 0:
         raise DataError(f"heterogeneity is {heterogeneity} and noise {noise}; neither may be negative")
+    each = samples if noise else 1
+    require_matrices(clients, dimension, 4 + each)
     generator = Streams(seed).generator("quadratic")
     eigenvalues = np.exp(generator.uniform(np.log(low), np.log(high), (clients, dimension)))
     vectors = np.linalg.qr(generator.standard_normal((clients, dimension, dimension)))[0]
     A = (vectors * eigenvalues[:, None, :]) @ vectors.transpose(0, 2, 1)
     A = (A + A.transpose(0, 2, 1)) / 2
     b = generator.standard_normal(dimension) + heterogeneity * generator.standard_normal((clients, dimension))
-    each = samples if noise else 1
     A, b = np.repeat(A, each, axis=0), np.repeat(b, each, axis=0)
     b = b + noise * generator.standard_normal(b.shape)
     shards = ClientShards((torch.from_numpy(A), torch.from_numpy(b)), np.full(clients, each, dtype=np.int64))
@@ -75,6 +77,15 @@ def quadratic(
         inner_loss=lambda x, lam, batch: sample_loss(x, lam, batch).mean(),
         init_inner=init_inner,
         metrics={"loss": sample_loss},
+    )
+
+
+def require_matrices(clients: int, dimension: int, each: int) -> None:
+    """Refuse `each` square matrices of every client where there is no memory for them."""
+    require_room(
+        8.0 * clients * dimension**2 * each,
+        f"a problem of {clients:,} clients with matrices {dimension:,} × {dimension:,}",
+        "give fewer `clients` or a smaller `dimension`",
     )
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from asyncfed.errors import RunError
 from asyncfed.network.serials import SerialTable
-from asyncfed.runtime.memory import free_bytes, lazy_zeros
+from asyncfed.room import free_bytes
+from asyncfed.runtime.memory import lazy_zeros
 from asyncfed.runtime.state import State, copied, of_arrays
 
 IntArray = npt.NDArray[np.int64]

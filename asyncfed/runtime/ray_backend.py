@@ -365,6 +365,7 @@ def _lost(whose: str, error: RayError) -> ActorLostError:
 def _connect(address: str | None) -> None:
     """Use the Ray this process is connected to, connect to the given cluster, or start Ray here."""
     left()
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # what a dead actor owes is told once, by us
     if ray.is_initialized():
         return
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}

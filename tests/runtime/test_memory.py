@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from asyncfed.runtime.memory import free_bytes
+from asyncfed.room import free_bytes
 
 # Links that carry a hundredth of what they are offered, in a process that may map 256 MiB more.
 SATURATED = """
