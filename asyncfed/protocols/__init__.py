@@ -19,6 +19,7 @@ from asyncfed.protocols.hgp import HGP
 from asyncfed.protocols.itd import ITDBackward, ITDForward
 from asyncfed.protocols.lfednest import LFedNest, LFedNestNonAlt, LFedNestSVRG
 from asyncfed.protocols.local_steps import LocalSteps
+from asyncfed.protocols.meta_fl import MetaFL, PerFedAvg
 from asyncfed.protocols.pdbo import CDBO, PDBO, CompareHypergradients, EstimateHypergradient
 from asyncfed.protocols.push_diging import PushDIGing
 from asyncfed.protocols.push_pull import PushPull
@@ -60,10 +61,12 @@ __all__ = [
     "LFedNestSVRG",
     "Local",
     "LocalSteps",
+    "MetaFL",
     "Neumann",
     "NoDecay",
     "PeerAggITD",
     "PeerFedAvg",
+    "PerFedAvg",
     "PolynomialDecay",
     "PushDIGing",
     "PushPull",

@@ -284,6 +284,12 @@ class Samples:
             int(self.at.rows[place]), self.at.number, epoch, f"shuffle {self.level}"
         )
 
+    def independent(self, places: IntArray, size: int, purpose: str) -> IntArray:
+        """(r, size): a minibatch of the clients at `places`, drawn with replacement and independently of what
+        is drawn for other purposes.
+        """
+        return self._sampler.with_replacement(self.at.rows[places], self.at.numbers[places], size, purpose)
+
     def gradient(self, v: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Of each row of v with its batch: for the inner loss in y, for the outer in x; and the losses."""
         if self.level == "inner":

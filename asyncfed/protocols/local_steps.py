@@ -5,7 +5,9 @@
     corrected     v ← v − α_i (∇_i(v; ζ) − ∇_i(v⁰; ζ) + d)      local SVRG: d is the mean gradient at v⁰
 
 An epoch is a pass over the samples in an order drawn anew, cut into minibatches. Steps go on over as many
-epochs as it takes. In the first corrected step v is still v⁰, so it is v⁰ − α_i d and costs no gradient.
+epochs as it takes. Minibatches of one epoch are not independent of each other: where they are to be, each is
+drawn on its own, with replacement (`independent`). In the first corrected step v is still v⁰, so it is
+v⁰ − α_i d and costs no gradient.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class LocalSteps:
         Minibatch size; None for all of a client's samples in every step.
     divide
         Divide the step size by a client's number of steps, as the papers' theorems do: α_i = α/τ_i.
+    independent
+        Draw every minibatch on its own, with replacement, in place of the pieces of an epoch.
     """
 
     lr: LearningRate
@@ -60,10 +64,16 @@ class LocalSteps:
     epochs: int | None = None
     batch: int | None = None
     divide: bool = False
+    independent: bool = False
 
     def __post_init__(self) -> None:
         plain_fields(self)
         check_rate(self.lr)
+        if self.independent and self.batch is None:
+            raise ScenarioError(
+                "independent minibatches are wanted, and batch is None: all of a client's samples in every "
+                "step; give a batch"
+            )
         if self.steps is not None and self.epochs is not None:
             raise ScenarioError(
                 f"steps is {self.steps} and epochs is {self.epochs}; give one of the two, the other follows"
@@ -101,8 +111,8 @@ class LocalSteps:
     def samples(self, sizes: IntArray, clients: IntArray) -> FloatArray:
         """Samples in the minibatches of all of these steps."""
         counts = self.counts(sizes, clients)
-        if self.batch is None:
-            return (counts * sizes).astype(float)
+        if self.batch is None or self.independent:
+            return (counts * (self.batch or sizes)).astype(float)
         epochs, steps = np.divmod(counts, self._per_epoch(sizes))
         total: IntArray = epochs * sizes + steps * self.batch  # the last of an epoch may be short
         return total.astype(float)
@@ -217,7 +227,7 @@ class LocalSteps:
                 whole = samples.shards.whole(samples.rows)
                 yield np.arange(len(sizes)), tuple(t.expand(steps, *t.shape) for t in whole), steps
             return
-        orders = _Orders(samples, self.batch)
+        orders = _Orders(samples, self.batch, self.independent)
         per_epoch = self._per_epoch(sizes)
         sample_bytes = sum(t[:1].nbytes for t in samples.shards.tensors)
         step = first
@@ -229,7 +239,7 @@ class LocalSteps:
             if (lengths == lengths[0]).all():
                 row = max(like.shape[-1] * like.element_size(), int(lengths[0]) * sample_bytes)
                 most = max(1, int(_BLOCK_BYTES // (row * len(active))))
-                if self.batch is None or (self.batch >= sizes[active]).all():
+                if not self.independent and (self.batch is None or (self.batch >= sizes[active]).all()):
                     most = last  # the same samples in every step: gathered once
                 while (
                     stop < last
@@ -249,6 +259,11 @@ class LocalSteps:
         if self.batch is None:
             return np.ones(len(sizes), dtype=np.int64)
         return -(-sizes // self.batch)
+
+
+def update(step: int) -> str:
+    """The purpose for which the independent minibatch of a local step is drawn."""
+    return f"update {step}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,10 +311,10 @@ def _anchors(
 
 
 class _Orders:
-    """In which order each client goes over its samples, epoch by epoch."""
+    """In which order each client goes over its samples, epoch by epoch; or its independent minibatches."""
 
-    def __init__(self, samples: Samples, batch: int | None) -> None:
-        self._samples, self._batch = samples, batch
+    def __init__(self, samples: Samples, batch: int | None, independent: bool) -> None:
+        self._samples, self._batch, self._independent = samples, batch, independent
         self._sizes = samples.sizes
         self._known: dict[tuple[int, int], IntArray] = {}
 
@@ -308,20 +323,27 @@ class _Orders:
         sizes = self._sizes[places]
         if self._batch is None:
             return sizes
+        if self._independent:
+            return np.full_like(sizes, self._batch)
         left: IntArray = sizes - (step % per_epoch[places]) * self._batch
         return np.minimum(self._batch, left)
 
     def batches(self, places: IntArray, first: int, stop: int, per_epoch: IntArray) -> tuple[Tensor, ...]:
         """(steps, clients, B, …)"""
         steps = stop - first
-        if self._batch is None or (per_epoch[places] == 1).all():
+        if not self._independent and (self._batch is None or (per_epoch[places] == 1).all()):
             whole = self._samples.shards.whole(self._samples.rows[places])
             return tuple(t.expand(steps, *t.shape) for t in whole)
-        index = np.stack(
-            [[self._index(int(p), s, int(per_epoch[p])) for p in places] for s in range(first, stop)]
-        )
+        index = np.stack([self._indices(places, step, per_epoch) for step in range(first, stop)])
         flat = self._samples.batch(np.tile(places, steps), index.reshape(steps * len(places), -1))
         return tuple(t.view(steps, len(places), *t.shape[1:]) for t in flat)
+
+    def _indices(self, places: IntArray, step: int, per_epoch: IntArray) -> IntArray:
+        """(clients, B) of one step."""
+        if self._independent:
+            assert self._batch is not None
+            return self._samples.independent(places, self._batch, update(step))
+        return np.stack([self._index(int(p), step, int(per_epoch[p])) for p in places])
 
     def _index(self, place: int, step: int, per_epoch: int) -> IntArray:
         assert self._batch is not None

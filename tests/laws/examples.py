@@ -178,6 +178,7 @@ _JOINT = VRHGP(2, sampling="joint", expectations="exact", lr=0.01)
 
 _GUESSES: dict[str, Any] = {
     "steps": 5, "outer_steps": 3, "lr": 0.1, "outer_lr": 0.1, "inner_lr": 0.1,
+    "tau": 2, "nu": 2, "alpha": 0.1, "beta": 0.1,
     "LearningRate": 0.1, "LocalSteps": _STEPS, "SGP": _INNER, "Estimator": _JOINT,
 }  # fmt: skip
 """What a required argument gets, by its name or else by its type."""

@@ -1,5 +1,5 @@
-"""What a method says that its clients compute is what they compute, counted by the losses that are called; and
-what the tables of a run say is what the trace and the declarations add up to.
+"""What a method says that its clients compute is what they compute, counted by the losses that are called;
+and what the tables of a run say is what the trace and the declarations add up to.
 """
 
 from __future__ import annotations
