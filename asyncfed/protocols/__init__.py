@@ -10,6 +10,7 @@ from asyncfed.protocols.exact_backprop import ExactBackprop
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.fedasync import FedAsync
 from asyncfed.protocols.fedavg import FedAvg
+from asyncfed.protocols.fedavg_plus import FedAvgPlus
 from asyncfed.protocols.fedavg_s import FedAvgS
 from asyncfed.protocols.fedbuff import FedBuff
 from asyncfed.protocols.fednest import FedNest, FedNestSGD
@@ -47,6 +48,7 @@ __all__ = [
     "ExactBackprop",
     "FedAsync",
     "FedAvg",
+    "FedAvgPlus",
     "FedAvgS",
     "FedBuff",
     "FedNest",

@@ -87,6 +87,11 @@ class FedProx(WithServer):
 def check_proximal(protocol: object) -> None:
     """Refuse what μ, β and w cannot be."""
     check_number(protocol, "mu", 0.0)
+    check_momentum(protocol)
+
+
+def check_momentum(protocol: object) -> None:
+    """Refuse what β and w cannot be."""
     check_number(protocol, "momentum", 0.0, below=1.0)
     check_number(protocol, "weight_decay", 0.0)
 
