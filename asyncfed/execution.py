@@ -154,13 +154,14 @@ class Execution:
         self, engine: Backend, lost: ActorLostError, recoveries: list[dict[str, Any]]
     ) -> State | None:
         """Everybody is there again; returns the checkpoint to go on from."""
-        note: dict[str, Any] = {"after_seconds": round(time.perf_counter() - self._started, 3)}
+        after = round(time.perf_counter() - self._started, 3)
+        note: dict[str, Any] = {"after_seconds": after, "error": str(lost)}
         recoveries.append(note)
         whose = engine.recover()
         start = self._checkpoints.newest()
         at = 0 if start is None else int(start.facts["steps_done"])
         repeated = max(0, self._steps_done - at)
-        note |= {"lost": whose, "steps_repeated": repeated, "error": str(lost)}
+        note |= {"lost": whose, "steps_repeated": repeated}
         self.directory.write_manifest(status="running", **self.manifest)
         place = "the beginning" if start is None else "the last checkpoint"
         warnings.warn(

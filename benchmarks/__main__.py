@@ -1,7 +1,7 @@
 """`make bench`: every figure in one run, as a table. `python -m benchmarks NAME …` runs some of them.
 
-Those that kill are long, and run by name only: `python -m benchmarks kills actor_kills node_kills`, or
-`kills:20` for so many.
+Those that kill are long, and run by name only: `python -m benchmarks kills`, `actor_kills`,
+`node_kills`, `memory_kills`, or `kills:20` for so many.
 """
 
 from __future__ import annotations
@@ -45,9 +45,14 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
 
 
 def _long() -> dict[str, Callable[..., list[Row]]]:
-    from benchmarks.durability import actor_kills, kills, node_kills
+    from benchmarks.durability import actor_kills, kills, memory_kills, node_kills
 
-    return {"kills": kills, "actor_kills": actor_kills, "node_kills": node_kills}
+    return {
+        "kills": kills,
+        "actor_kills": actor_kills,
+        "node_kills": node_kills,
+        "memory_kills": memory_kills,
+    }
 
 
 def _counted(name: str) -> tuple[str, list[int]]:

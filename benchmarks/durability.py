@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncfed import Progress, Scenario, resume, run
+import numpy as np
+import psutil
+
+from asyncfed import Progress, Scenario, load, resume, run
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP
 from benchmarks.kills import Story
@@ -124,6 +129,48 @@ def node_kills(count: int = 10) -> list[Row]:
                 cluster.all.remove(lost)
                 cluster.add()
     return [Row("nodes killed", f"{count} kills, {same} runs the same bytes", "all", same == count)]
+
+
+def memory_kills(count: int = 3) -> list[Row]:
+    """Memory grows short in the middle of a run, and Ray kills workers until there is enough again."""
+    from benchmarks.kills import KINDS, difference, files_of
+
+    kind = next(kind for kind in KINDS if "Ray, packed" in kind.name)
+    machine = psutil.virtual_memory()
+    threshold = 1 - machine.available / machine.total + 0.15
+    os.environ |= {
+        "RAY_memory_usage_threshold": f"{threshold:.3f}", "RAY_memory_monitor_refresh_ms": "100",
+    }  # fmt: skip
+    same = 0
+    with _folder() as folder:
+        kind.start(folder / "run 0")
+        for number in range(1, count + 1):
+            hog = _Hog(threshold)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                kind.start(folder / f"run {number}", progress=hog)
+            recoveries = load(folder / f"run {number}").manifest["recoveries"]
+            wrong = difference(files_of(folder / "run 0"), files_of(folder / f"run {number}"))
+            same += not wrong and any("low on memory" in one["error"] for one in recoveries)
+            print(f"{len(recoveries):4d} recoveries  {wrong or 'the same'}", flush=True)
+    said = f"{count} times, {same} runs the same bytes"
+    return [Row("Ray kills for want of memory", said, "all", same == count)]
+
+
+class _Hog:
+    """Takes more memory than Ray lets be used, at one tick of a run, for a second."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold, self._ticks = threshold, 0
+
+    def __call__(self, now: Progress) -> None:
+        self._ticks += 1
+        if self._ticks == 40:
+            machine = psutil.virtual_memory()
+            missing = self._threshold - (1 - machine.available / machine.total) + 0.03
+            taken = np.ones(int(missing * machine.total), dtype=np.uint8)
+            time.sleep(1)
+            del taken
 
 
 @contextlib.contextmanager

@@ -335,6 +335,14 @@ def test_of_a_run_that_was_ended_the_last_two_are_there(tmp_path: Path) -> None:
     assert not (ended(tmp_path / "none", checkpoint_every=None) / "checkpoints").exists()
 
 
+def test_what_a_kill_left_of_a_checkpoint_is_gone_at_the_end(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    out = ended(tmp_path / "run")
+    folder = out / "checkpoints" / ".00000099.safetensors.part"
+    folder.mkdir()
+    (folder / ".tmpAbCdEf").write_bytes(b"half")
+    assert files_of(resume(out).path) == whole
+
+
 # --- studies ---------------------------------------------------------------------------------------------
 
 
