@@ -15,8 +15,10 @@ from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.logistic_pair import logistic_pair
 from asyncfed.problems.loss_tuning import loss_tuning
 from asyncfed.problems.minimax_saddle import minimax_saddle, saddle_point
+from asyncfed.problems.normal_mixture import mixture_truth, normal_mixture
 from asyncfed.problems.personalized import personalized, personalized_classification
 from asyncfed.problems.problem import (
+    Mixture,
     Problem,
     Recipe,
     Stages,
@@ -30,6 +32,7 @@ from asyncfed.problems.regularization_tuning import regularization_tuning
 __all__ = [
     "Derivatives",
     "Layout",
+    "Mixture",
     "Params",
     "Problem",
     "Recipe",
@@ -44,6 +47,8 @@ __all__ = [
     "logistic_pair",
     "loss_tuning",
     "minimax_saddle",
+    "mixture_truth",
+    "normal_mixture",
     "personalized",
     "personalized_characters",
     "personalized_classification",

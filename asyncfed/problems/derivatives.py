@@ -87,10 +87,28 @@ class Derivatives:
             outer_loss=lambda x, lam, batch: loss(x, batch),
             init_outer=no_outer,
             stages=None,
+            mixture=None,
             metrics={},
             joint_metrics=None,
         )
         return Derivatives(second, self.inner, Layout.of({}))
+
+    def mixed(self) -> Derivatives | None:
+        """Of the loss of a mixture, a function of x and of batches with weights; None where there is none."""
+        mixture = self.problem.mixture
+        if mixture is None:
+            return None
+        weighed = dataclasses.replace(
+            self.problem,
+            inner_loss=mixture.loss,
+            outer_loss=mixture.loss,
+            init_outer=no_outer,
+            stages=None,
+            mixture=None,
+            metrics={},
+            joint_metrics=None,
+        )
+        return Derivatives(weighed, self.inner, Layout.of({}))
 
     def inner_gradient(
         self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None = None, out: Tensor | None = None

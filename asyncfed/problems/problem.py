@@ -69,6 +69,26 @@ class Stages:
     loss: Callable[[Any, Batch], Tensor]
 
 
+@dataclass(frozen=True)
+class Mixture:
+    """An inner variable that is several models side by side, for methods that fit a mixture of them (FedEM).
+
+    `losses(inner, batch)` are the losses (K, B) of every sample under each of the `count` K models, and
+    `penalty(inner)` are terms of the inner loss that depend on no sample. Predictions are mixed with weights
+    softmax(outer): the outer variable is K numbers.
+    """
+
+    count: int
+    losses: Callable[[Any, Batch], Tensor]
+    penalty: Callable[[Any], Tensor] | None = None
+
+    def loss(self, inner: Any, outer: Any, batch: Batch) -> Tensor:
+        """mean_s Σ_k q_k(s) ℓ_k(s), and the penalty; q (B, K) is the last of the batch."""
+        *samples, q = batch
+        weighed = (q.mT * self.losses(inner, tuple(samples))).sum(0).mean()
+        return weighed if self.penalty is None else weighed + self.penalty(inner)
+
+
 def _as_inner(inner: Any, outer: Any, batch: Batch) -> Tensor:
     raise AssertionError("stands for a loss until __post_init__ replaces it")
 
@@ -103,7 +123,8 @@ class Problem:
     decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
     `outer_split` says which of a client's samples its outer loss is over. `stages` may say how the inner loss
     falls into two, to save work; with it, `inner_loss` may be left out. `joint_metrics` may compute all
-    metrics at once, a dict with the names of `metrics`, where they share most of their work.
+    metrics at once, a dict with the names of `metrics`, where they share most of their work. `mixture` may
+    say how the inner variable is a mixture of models, for methods that fit one.
     """
 
     name: str
@@ -116,6 +137,7 @@ class Problem:
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     joint_metrics: Callable[[Any, Any, Batch], dict[str, Tensor]] | None = None
     stages: Stages | None = None
+    mixture: Mixture | None = None
     vectorize: bool = True
     recipe: Recipe | None = None
 

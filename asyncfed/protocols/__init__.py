@@ -6,6 +6,7 @@ from asyncfed.protocols.aggitd import AggITD
 from asyncfed.protocols.aggitd_peers import PeerAggITD
 from asyncfed.protocols.async_sgp import AsyncSGP
 from asyncfed.protocols.clustered_fl import ClusteredFL
+from asyncfed.protocols.epoch_sgp import EpochSGP
 from asyncfed.protocols.exact_backprop import ExactBackprop
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.fedasync import FedAsync
@@ -13,6 +14,7 @@ from asyncfed.protocols.fedavg import FedAvg
 from asyncfed.protocols.fedavg_plus import FedAvgPlus
 from asyncfed.protocols.fedavg_s import FedAvgS
 from asyncfed.protocols.fedbuff import FedBuff
+from asyncfed.protocols.fedem import FedEM
 from asyncfed.protocols.fednest import FedNest, FedNestSGD
 from asyncfed.protocols.fedprox import FedProx
 from asyncfed.protocols.gossip_bilevel import GossipBilevel
@@ -22,6 +24,7 @@ from asyncfed.protocols.lfednest import LFedNest, LFedNestNonAlt, LFedNestSVRG
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.meta_fl import MetaFL, PerFedAvg
 from asyncfed.protocols.pdbo import CDBO, PDBO, CompareHypergradients, EstimateHypergradient
+from asyncfed.protocols.peer_fedem import PeerFedEM
 from asyncfed.protocols.push_diging import PushDIGing
 from asyncfed.protocols.push_pull import PushPull
 from asyncfed.protocols.scaffold import Scaffold
@@ -44,6 +47,7 @@ __all__ = [
     "ClusteredFL",
     "CompareHypergradients",
     "Diminishing",
+    "EpochSGP",
     "EstimateHypergradient",
     "ExactBackprop",
     "FedAsync",
@@ -51,6 +55,7 @@ __all__ = [
     "FedAvgPlus",
     "FedAvgS",
     "FedBuff",
+    "FedEM",
     "FedNest",
     "FedNestSGD",
     "FedProx",
@@ -68,6 +73,7 @@ __all__ = [
     "NoDecay",
     "PeerAggITD",
     "PeerFedAvg",
+    "PeerFedEM",
     "PerFedAvg",
     "PolynomialDecay",
     "PushDIGing",

@@ -7,7 +7,7 @@ drawn is addressed by (seed, purpose, step, client). A `Home` is what all steps 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ class Home:
     ) -> None:
         self.derivatives, self.data, self.clients, self.n = derivatives, data, clients, n
         self.start, self.streams, self.server = start, streams, server
-        self.staged = derivatives.staged()
+        self.staged, self.mixed = derivatives.staged(), derivatives.mixed()
         self.outer = data.validation if derivatives.problem.outer_split == "validation" else data.train
         self.sampler = {
             "inner": Sampler(streams, data.train.sizes, clients),
@@ -221,6 +221,12 @@ class At:
         """The same as a function of both variables, for its mixed derivatives."""
         return Samples(self, self.derivatives, self.train, self.rows, x, "inner")
 
+    def mixture(self, q: Tensor) -> Samples:
+        """The loss of a mixture, with weights q (total, K) of all training samples of the block."""
+        assert self.home.mixed is not None, "asked only of a problem that is a mixture"
+        shards = ClientShards((*self.train.tensors, q), self.train.sizes)
+        return Samples(self, self.home.mixed, shards, self.rows, q.new_zeros(0), "inner")
+
     def outer_loss(self, y: Tensor, x: Tensor) -> Samples:
         """The outer loss, at inner variable y."""
         return Samples(self, self.derivatives, self.outer, self.rows, x, "outer", y)
@@ -248,7 +254,7 @@ def _index(rows: IntArray, like: Tensor) -> slice | Tensor:
 class Samples:
     """A loss of each of some clients, over samples to be chosen.
 
-    `lam` is the outer variable, common to all; for the outer loss `y` is the inner one.
+    `lam` is the outer variable, common to all or a row for each; for the outer loss `y` is the inner one.
     """
 
     at: At = field(repr=False)
@@ -280,9 +286,14 @@ class Samples:
 
     def shuffled(self, place: int, epoch: int) -> IntArray:
         """The order in which a client goes over its samples in an epoch."""
-        return self._sampler.in_order(
-            int(self.at.rows[place]), self.at.number, epoch, f"shuffle {self.level}"
-        )
+        row, number = int(self.at.rows[place]), int(self.at.numbers[place])
+        return self._sampler.in_order(row, number, epoch, f"shuffle {self.level}")
+
+    def among(self, places: IntArray) -> Samples:
+        """What the clients at `places` differentiate: with their own outer variables, where each has one."""
+        if self.lam.ndim == 1 or len(places) == len(self.lam):
+            return self
+        return replace(self, lam=self.lam[torch.from_numpy(places).to(self.lam.device)])
 
     def independent(self, places: IntArray, size: int, purpose: str) -> IntArray:
         """(r, size): a minibatch of the clients at `places`, drawn with replacement and independently of what

@@ -12,7 +12,7 @@ v⁰ − α_i d and costs no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from asyncfed.problems.threads import worthwhile_threads
 from asyncfed.protocols.at import Samples
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import whole
-from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
+from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at, rates
 from asyncfed.registry import register
 
 IntArray = npt.NDArray[np.int64]
@@ -125,15 +125,20 @@ class LocalSteps:
         """Of corrected steps: two gradients each, and none for the first."""
         return Cost(2 * (self.counts(sizes, clients) - 1))
 
-    def rates(self, counts: IntArray, iteration: int, like: Tensor) -> Tensor:
-        """α_i of clients that make so many steps (k, 1)."""
+    def rates(self, counts: IntArray, iteration: int | IntArray, like: Tensor) -> Tensor:
+        """α_i of clients that make so many steps (k, 1), in the same iteration or each in its own."""
+        if not isinstance(iteration, int):
+            own = rates(self.lr, iteration, like)
+            if isinstance(own, Tensor):
+                return own / torch.from_numpy(counts).to(like)[:, None] if self.divide else own
+            iteration = int(iteration[0])
         rate = rate_at(self.lr, iteration)
         if not self.divide:
             return like.new_full((1, 1), rate).expand(len(counts), 1)
         return torch.from_numpy(rate / counts).to(like)[:, None]
 
     def plain(
-        self, samples: Samples, start: Tensor, iteration: int, term: Term | None = None
+        self, samples: Samples, start: Tensor, iteration: int | IntArray, term: Term | None = None
     ) -> tuple[Tensor, Tensor]:
         """Where plain steps from `start` lead each client, and the mean loss on the way."""
         return self._run(samples, start, None, iteration, None if term is None else _Pushed(term))
@@ -144,7 +149,7 @@ class LocalSteps:
         start: Tensor,
         velocity: Tensor,
         momentum: float,
-        iteration: int,
+        iteration: int | IntArray,
         term: Term | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same with momentum β, from the clients' m (k, d): where it leads, m after it, and the loss."""
@@ -152,6 +157,23 @@ class LocalSteps:
         v, loss = self._run(samples, start, None, iteration, pushed)
         assert pushed.velocity is not None
         return v, pushed.velocity, loss
+
+    def remembering(
+        self,
+        samples: Samples,
+        start: Tensor,
+        memory: Mapping[str, Tensor],
+        momentum: float,
+        iteration: int | IntArray,
+        term: Term | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """With momentum from memory["m"] where there is one, plain without: where it leads, the loss, and
+        what changes of the memory.
+        """
+        if not momentum:
+            return *self.plain(samples, start, iteration, term), {}
+        v, m, loss = self.with_momentum(samples, start, memory["m"], momentum, iteration, term)
+        return v, loss, {"m": m}
 
     def corrected(
         self, samples: Samples, start: Tensor, direction: Tensor, iteration: int
@@ -164,7 +186,7 @@ class LocalSteps:
         samples: Samples,
         start: Tensor,
         direction: Tensor | None,
-        iteration: int,
+        iteration: int | IntArray,
         pushed: _Pushed | None = None,
     ) -> tuple[Tensor, Tensor]:
         counts = self.counts(samples.sizes, samples.at.clients)
@@ -195,11 +217,12 @@ class LocalSteps:
         pushed: _Pushed | None,
     ) -> None:
         """`length` steps of the clients at `places`, on v; adds up their losses."""
+        samples = samples.among(places)
         at = None if len(places) == len(v) else torch.from_numpy(places).to(v.device)
         own, alpha = (v, rate) if at is None else (v.index_select(0, at), rate.index_select(0, at))
         anchors = None if direction is None else _anchors(samples, start, direction, batches, alpha, length)
         own_losses = own.new_zeros(len(own))
-        step = alpha if self.divide and bool((alpha != alpha[0]).any()) else float(alpha[0])
+        step = alpha if bool((alpha != alpha[0]).any()) else float(alpha[0])
         for j in range(length):
             batch = tuple(tensor[j] for tensor in batches)
             if pushed is None:
@@ -259,6 +282,11 @@ class LocalSteps:
         if self.batch is None:
             return np.ones(len(sizes), dtype=np.int64)
         return -(-sizes // self.batch)
+
+
+def decay(rate: float) -> Term | None:
+    """Weight decay, as a term: `rate` times v; None where it is zero."""
+    return (lambda v, rows: rate * v) if rate else None
 
 
 def update(step: int) -> str:

@@ -40,7 +40,7 @@ from asyncfed.protocols.part import (
     Tensors,
     whole,
 )
-from asyncfed.protocols.schedules import LearningRate, check_rate, rates
+from asyncfed.protocols.schedules import LearningRate, check_rate, first_rate, rates
 from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
 
@@ -88,6 +88,11 @@ class SGP(Part, AmongPeers):
 
     def parts(self) -> tuple[Part, ...]:
         return (self,)
+
+    @property
+    def backward_lr(self) -> float:
+        """The learning rate at which a hypergradient differentiates its steps."""
+        return first_rate(self.lr)
 
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)

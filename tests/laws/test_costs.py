@@ -25,6 +25,8 @@ COSTS = ["gradients", "hessian_products"]
 APART = {
     "CompareHypergradients": "what comes after the last part that is judged stands in no table",
     "EstimateHypergradient": "likewise",
+    "FedEM": "what is differentiated is a loss of the mixture, which E steps call too",
+    "PeerFedEM": "likewise",
     "GossipBilevel": "all columns of a Hessian share one loss",
 }
 """Methods of which calls cannot be compared with the sum of both counts."""

@@ -50,9 +50,10 @@ def _unreadable(scenario: Scenario) -> Scenario:
     """The same, with losses that are no number where a sample holds the mark; metrics are."""
 
     def spoilt(loss: Any) -> Any:
-        def read(inner: Any, outer: Any, batch: tuple[Tensor, ...]) -> Tensor:
+        def read(*variables_and_batch: Any) -> Tensor:
+            *variables, batch = variables_and_batch
             seen = tuple(torch.where(tensor == MARK, torch.nan, tensor) for tensor in batch)
-            found: Tensor = loss(inner, outer, seen)
+            found: Tensor = loss(*variables, seen)
             return found
 
         return read
@@ -60,6 +61,8 @@ def _unreadable(scenario: Scenario) -> Scenario:
     problem = scenario.problem
     assert problem.stages is None
     losses = {"inner_loss": spoilt(problem.inner_loss), "outer_loss": spoilt(problem.outer_loss)}
+    if problem.mixture is not None:
+        losses["mixture"] = dataclasses.replace(problem.mixture, losses=spoilt(problem.mixture.losses))
     return dataclasses.replace(scenario, problem=dataclasses.replace(problem, **losses))
 
 
