@@ -239,7 +239,7 @@ class Backward(Part):
     kind = "hypergradient"
     judged = False
     needs_outer = True
-    passes_on = ("omega", "share", "hypergradient", "history")
+    passes_on = ("omega", "hypergradient", "history")
     exact = ("omega",)
 
     @property
@@ -296,7 +296,7 @@ class Backward(Part):
         x, lam = carried["inner"], carried["outer"]
         omega = carried.get("omega", torch.ones_like(x[:, :1])).to(x)
         opening = self.method.open(*outer_terms(at, carried))
-        lr = self.lr * carried.get("share", torch.ones_like(x[:, :1]))
+        lr = self.lr * self.inner.shares(at, x)
         memory = {"x": x, "omega": omega, "lam": lam, "lr": lr, **opening.memory}
         if self.method.record:
             memory["history"] = lam.new_zeros(len(lam), self.method.rounds, lam.shape[1])

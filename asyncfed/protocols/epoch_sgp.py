@@ -63,7 +63,6 @@ class EpochSGP(SGP):
     momentum: float = 0.0
     weighted: bool = False
     name = "epoch-sgp"
-    passes_on = ("z", "omega", "share")  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,6 +83,11 @@ class EpochSGP(SGP):
     def backward_lr(self) -> float:
         return rate_at(self.lr, max(0, self.steps - 1))
 
+    def shares(self, at: At, like: Tensor) -> Tensor:
+        if not self.weighted:
+            return super().shares(at, like)
+        return torch.from_numpy(at.train.sizes[at.rows]).to(like)[:, None]
+
     def cost(self, scene: Scene, steps: Steps) -> Cost:
         sizes = scene.problem.data.train.sizes
         return Cost(gradients=steps * self.local.counts(sizes, np.arange(len(sizes))))
@@ -94,9 +98,7 @@ class EpochSGP(SGP):
 
     def start(self, at: At, carried: Tensors) -> Start:
         x = carried["inner"]
-        share = torch.ones_like(x[:, :1])
-        if self.weighted:
-            share = torch.from_numpy(at.train.sizes[at.rows]).to(x)[:, None]
+        share = self.shares(at, x)
         memory = {"lam": carried["outer"], "share": share}
         if self.momentum:
             memory["m"] = torch.zeros_like(x)
@@ -113,6 +115,3 @@ class EpochSGP(SGP):
         """θ, the loss, and what changes of the memory."""
         f = at.inner_by_both(memory["lam"])
         return self.local.remembering(f, x, memory, self.momentum, at.steps, decay(self.weight_decay))
-
-    def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
-        return super().finish(at, inbox, memory) | {"share": memory["share"]}

@@ -16,9 +16,12 @@ from typing import Literal, Protocol
 
 from asyncfed.errors import ScenarioError
 from asyncfed.protocols.backward import Backward
+from asyncfed.protocols.epoch_sgp import EpochSGP
 from asyncfed.protocols.hgp import HGP
+from asyncfed.protocols.itd import ITDBackward, ITDForward
 from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep, StartFrom, check_outer
 from asyncfed.protocols.part import AmongPeers, Part
+from asyncfed.protocols.peer_fedem import PeerFedEM
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.vr_hgp import VRHGP
 from asyncfed.registry import register
@@ -39,7 +42,8 @@ class PDBO(AmongPeers):
     Parameters
     ----------
     inner
-        `SGP(…)` or one of its special cases, with the number of inner steps.
+        `SGP(…)` or one of its special cases, with the number of inner steps; `EpochSGP(…)` for one
+        communication per local epoch, as in the paper on fixed networks.
     hypergradient
         `VRHGP(rounds=…)`, `HGP(…)`, `ExactBackprop(…)`, `ITDForward()` or `ITDBackward()`.
     outer_steps
@@ -161,9 +165,21 @@ class EstimateHypergradient(AmongPeers):
 
 def _check_parts(inner: object, hypergradient: object) -> None:
     if not isinstance(inner, SGP):
-        raise ScenarioError(f"inner is {inner!r}; it must be SGP(…), DSGD(…), PeerFedAvg(…) or Local(…)")
+        raise ScenarioError(
+            f"inner is {inner!r}; it must be SGP(…), DSGD(…), EpochSGP(…), PeerFedAvg(…) or Local(…)"
+        )
     if not callable(getattr(hypergradient, "with_inner", None)):
         raise ScenarioError(
             f"hypergradient is {hypergradient!r}; it must be HGP(…), VRHGP(…), ExactBackprop(…), "
             "ITDForward(…) or ITDBackward()"
+        )
+    if isinstance(inner, PeerFedEM):
+        raise ScenarioError(
+            "inner is PeerFedEM(…), which finds the clients' weights itself; use it on its own, or "
+            "EpochSGP(…) as inner"
+        )
+    if isinstance(inner, EpochSGP) and isinstance(hypergradient, (ITDBackward, ITDForward)):
+        raise ScenarioError(
+            f"{type(hypergradient).__name__} differentiates the inner steps one by one, and EpochSGP(…) "
+            "makes whole epochs between two messages; use HGP or VRHGP"
         )

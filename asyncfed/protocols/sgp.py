@@ -94,6 +94,10 @@ class SGP(Part, AmongPeers):
         """The learning rate at which a hypergradient differentiates its steps."""
         return first_rate(self.lr)
 
+    def shares(self, at: At, like: torch.Tensor) -> torch.Tensor:
+        """How much each client's loss counts (k, 1): by which its learning rate is multiplied."""
+        return torch.ones_like(like[:, :1])
+
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
 
