@@ -25,6 +25,7 @@ from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.meta_fl import MetaFL, PerFedAvg
 from asyncfed.protocols.pdbo import CDBO, PDBO, CompareHypergradients, EstimateHypergradient
 from asyncfed.protocols.peer_fedem import PeerFedEM
+from asyncfed.protocols.pfedme import PFedMe
 from asyncfed.protocols.push_diging import PushDIGing
 from asyncfed.protocols.push_pull import PushPull
 from asyncfed.protocols.scaffold import Scaffold
@@ -71,6 +72,7 @@ __all__ = [
     "MetaFL",
     "Neumann",
     "NoDecay",
+    "PFedMe",
     "PeerAggITD",
     "PeerFedAvg",
     "PeerFedEM",

@@ -237,6 +237,13 @@ class LocalSteps:
             v.index_copy_(0, at, own)
             losses.index_add_(0, at, own_losses)
 
+    def stretches(self, samples: Samples, like: Tensor) -> Iterator[tuple[IntArray, tuple[Tensor, ...], int]]:
+        """The minibatches of all of these steps, for methods that use them in a way of their own: stretches
+        of steps in which the same clients use minibatches of one size, as (who they are, their batches
+        (steps, clients, B, …), how many steps).
+        """
+        return self._blocks(samples, self.counts(samples.sizes, samples.at.clients), 0, like)
+
     def _blocks(
         self, samples: Samples, counts: IntArray, first: int, like: Tensor
     ) -> Iterator[tuple[IntArray, tuple[Tensor, ...], int]]:

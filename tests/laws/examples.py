@@ -57,6 +57,7 @@ from asyncfed.protocols import (
     Neumann,
     PeerAggITD,
     PeerFedEM,
+    PFedMe,
     PolynomialDecay,
     PushDIGing,
     PushPull,
@@ -224,6 +225,10 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "FedEM": (
         Example(FedEM(3, _STEPS, momentum=0.5), _mixed),
         Example(FedEM(4, _STEPS, server=Buffered(2)), _mixed, "buffered"),
+    ),
+    "PFedMe": (
+        Example(PFedMe(3, _STEPS, prox_steps=2, lam=2.0)),
+        Example(PFedMe(3, _STEPS, "fedem", momentum=0.5), about="FedEM's form"),
     ),
     "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (

@@ -127,7 +127,7 @@ def test_an_enormous_learning_rate_is_blamed(case: Case, tmp_path: Path) -> None
 
     def enormous(name: str, value: Any) -> Any:
         rate = name == "lr" or name.endswith("_lr") or name == CALLED_OTHERWISE.get(case.method)
-        return 1e200 if rate else value
+        return 1e200 if rate and value is not None else value
 
     scenario = with_method(case.scenario, enormous)
     error = _fails(scenario, tmp_path / "run")
