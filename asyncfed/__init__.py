@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncfed.adaptation import Adapted, adapt
     from asyncfed.errors import (
         ActorLostError,
         AsyncfedError,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from asyncfed.trace import Trace
 
 _HOMES = {
+    "asyncfed.adaptation": ("Adapted", "adapt"),
     "asyncfed.errors": (
         "ActorLostError",
         "AsyncfedError",
@@ -87,6 +89,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "ActorLostError",
+    "Adapted",
     "AsyncfedError",
     "AtLeast",
     "AtMost",
@@ -116,6 +119,7 @@ __all__ = [
     "UnknownNameError",
     "UnsoundWarning",
     "VirtualTime",
+    "adapt",
     "hypergradient",
     "load",
     "load_study",

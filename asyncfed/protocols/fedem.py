@@ -32,6 +32,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.problems.derivatives import samples_at_once
+from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fedprox import check_momentum
@@ -108,7 +109,11 @@ class FedEM(WithServer):
 
     def check(self, scene: Scene) -> None:
         super().check(scene)
-        check_mixture(self, scene)
+        check_mixture(self, scene.problem, scene.sizes.outer)
+
+    def adaptation(self, problem: Problem, steps: int | None) -> Act:
+        """New clients find their weights."""
+        return weights_found(self, problem, steps)
 
 
 @dataclass(frozen=True)
@@ -148,18 +153,42 @@ class MixtureSteps(Round):
         return Answer({"y": theta}, {"loss": loss}, {"log_pi": log_pi, **kept})
 
 
-def check_mixture(method: object, scene: Scene) -> None:
-    """Refuse a problem that is no mixture of models with weights of their own, and nothing else."""
-    problem, name = scene.problem, type(method).__name__
+@dataclass(frozen=True)
+class WeightsFound(Act):
+    """Everybody is judged by the models as they are, mixed as E and π steps from uniform weights find."""
+
+    steps: int
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {}
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        y = inbox["y"]
+        log_pi = torch.zeros_like(inbox["lam"])
+        for _ in range(self.steps):
+            _, log_pi = expectation(at, y, log_pi)
+        return Judged(y, log_pi)
+
+
+def weights_found(method: object, problem: Problem, steps: int | None) -> Act:
+    """How new clients of FedEM adapt: in 10 steps, unless they are given."""
+    count = 0 if problem.mixture is None else problem.mixture.count
+    check_mixture(method, problem, count)
+    return WeightsFound(10 if steps is None else steps)
+
+
+def check_mixture(method: object, problem: Problem, weights: int) -> None:
+    """Refuse a problem that is no mixture of models with a weight for each, and nothing else."""
+    name = type(method).__name__
     if problem.mixture is None:
         raise ScenarioError(
             f"{name} fits a mixture of models, and problem {problem.name!r} is none; use "
             "personalized_classification(…, personalize='mtl'), or give your problem a Mixture(…)"
         )
-    if scene.sizes.outer != problem.mixture.count:
+    if weights != problem.mixture.count:
         raise ScenarioError(
             f"the mixture of problem {problem.name!r} has {problem.mixture.count} models, and its outer "
-            f"variable {scene.sizes.outer} numbers; {name} judges clients by one weight for each model"
+            f"variable {weights} numbers; {name} judges clients by one weight for each model"
         )
 
 

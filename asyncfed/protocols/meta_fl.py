@@ -46,6 +46,7 @@ from torch import Tensor
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
+from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level, Samples
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import update
@@ -146,6 +147,10 @@ class MetaFL(WithServer):
     @property
     def judging(self) -> Act:  # type: ignore[override]
         return FineTuned(self.nu if self.tuning is None else self.tuning, self.alpha, self.batch)
+
+    def adaptation(self, problem: Problem, steps: int | None) -> Act:
+        """New clients fine-tune."""
+        return self.judging if steps is None else FineTuned(steps, self.alpha, self.batch)
 
 
 @register("method")

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from asyncfed.errors import ScenarioError
-from asyncfed.protocols.backward import Backward
+from asyncfed.problems.problem import Problem
+from asyncfed.protocols.at import At
+from asyncfed.protocols.backward import Backward, outer_terms
 from asyncfed.protocols.epoch_sgp import EpochSGP
 from asyncfed.protocols.hgp import HGP
 from asyncfed.protocols.itd import ITDBackward, ITDForward
 from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep, StartFrom, check_outer
-from asyncfed.protocols.part import AmongPeers, Part
+from asyncfed.protocols.part import Act, AmongPeers, Inbox, Judged, Part, Sizes, Tensors
 from asyncfed.protocols.peer_fedem import PeerFedEM
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.vr_hgp import VRHGP
@@ -78,6 +80,32 @@ class PDBO(AmongPeers):
         step = OuterStep(self.outer_lr, self.optimizer, self.betas, self.start)
         once = (*self.hypergradient.with_inner(self.inner), step)
         return (*(once * self.outer_steps), *self.inner.parts())
+
+    def adaptation(self, problem: Problem, steps: int | None) -> Act:
+        """New clients step their λ, and leave the model as it is."""
+        step = OuterStep(self.outer_lr, self.optimizer, self.betas, "warm")
+        return OuterFound(step, self.outer_steps if steps is None else steps)
+
+
+@dataclass(frozen=True)
+class OuterFound(Act):
+    """Everybody is judged by the model as it is, with the λ_i that steps along ∂_λ F_i lead to: of the
+    hypergradient only the direct part is left, for the model does not depend on it.
+    """
+
+    rule: OuterStep
+    steps: int
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {}
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        carried: Tensors = {"inner": inbox["y"], "outer": inbox["lam"]}
+        for _ in range(self.steps):
+            _, carried["hypergradient"] = outer_terms(at, carried)
+            begun = self.rule.start(at, carried)
+            carried |= self.rule.finish(at, inbox, begun.memory)
+        return Judged(carried["inner"], carried["outer"])
 
 
 @register("method")

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At
 from asyncfed.protocols.epoch_sgp import EpochSGP
-from asyncfed.protocols.fedem import check_mixture, expectation
+from asyncfed.protocols.fedem import check_mixture, expectation, weights_found
 from asyncfed.protocols.local_steps import decay
-from asyncfed.protocols.part import Scene, Start, Tensors
+from asyncfed.protocols.part import Act, Scene, Start, Tensors
 from asyncfed.registry import register
 
 
@@ -42,7 +43,11 @@ class PeerFedEM(EpochSGP):
 
     def check(self, scene: Scene) -> None:
         super().check(scene)
-        check_mixture(self, scene)
+        check_mixture(self, scene.problem, scene.sizes.outer)
+
+    def adaptation(self, problem: Problem, steps: int | None) -> Act:
+        """New clients find their weights."""
+        return weights_found(self, problem, steps)
 
     def start(self, at: At, carried: Tensors) -> Start:
         begun = super().start(at, carried)

@@ -36,6 +36,7 @@ from torch import Tensor
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
+from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fedprox import check_momentum
@@ -156,6 +157,35 @@ class PFedMe(WithServer):
                 given(self.beta, 1.0),
             ),
         )
+
+    def adaptation(self, problem: Problem, steps: int | None) -> Act:
+        """New clients do the local work of one round."""
+        if steps is not None:
+            raise ScenarioError(
+                f"steps is {steps}, and new clients of PFedMe make those of `local`; leave it out"
+            )
+        (work,) = self.rounds(0, Streams(0))
+        return AfterOneRound(work)
+
+
+@dataclass(frozen=True)
+class AfterOneRound(Act):
+    """Everybody is judged by the model of its own that one round from w makes."""
+
+    work: Round
+
+    tunes = True
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {}
+
+    def remembered(self, sizes: Sizes) -> dict[str, int]:
+        return self.work.remembered(sizes)
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        x, y = inbox["x"], inbox["y"]
+        answer = self.work.local(at, {"x": x[0], "y": y[0]}, memory)
+        return Judged(answer.memory["theta"], x, {"global": Judged(y, x)})
 
 
 @dataclass(frozen=True)

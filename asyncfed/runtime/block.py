@@ -220,14 +220,22 @@ class Block:
         """
         judging = self._part_of(part)
         inbox = self._absorb(incoming, parcels, consume=False)
-        if not judging.tunes:
-            return self._measured(judging, inbox, incoming.rows, validation)
-        most = max(1, CHUNK_BYTES // (self._sizes.inner * self._dtype.itemsize))
-        starts = range(0, len(incoming.rows), most)
-        pieces = [slice(start, min(start + most, len(incoming.rows))) for start in starts]
-        return together(
-            [self._measured(judging, inbox.of(at), incoming.rows[at], validation) for at in pieces]
+        return self._judged(judging, inbox, incoming.rows, validation)
+
+    def judge(self, judging: Act, common: Tensors) -> Measurement:
+        """Judge everybody by what is made of variables that all share."""
+        self._part_of(judging)
+        inbox = Inbox(
+            type(judging).__name__, {name: value.expand(self.k, -1) for name, value in common.items()}
         )
+        return self._judged(judging, inbox, np.arange(self.k, dtype=np.int64), validation=False)
+
+    def _judged(self, judging: Act, inbox: Inbox, rows: IntArray, validation: bool) -> Measurement:
+        if not judging.tunes:
+            return self._measured(judging, inbox, rows, validation)
+        most = max(1, CHUNK_BYTES // (self._sizes.inner * self._dtype.itemsize))
+        pieces = [slice(start, min(start + most, len(rows))) for start in range(0, len(rows), most)]
+        return together([self._measured(judging, inbox.of(at), rows[at], validation) for at in pieces])
 
     def _measured(self, judging: Act, inbox: Inbox, rows: IntArray, validation: bool) -> Measurement:
         """Of the clients at some rows, in order."""
