@@ -35,7 +35,7 @@ Everybody is judged after steps of fine-tuning on its own training samples, of w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -201,7 +201,7 @@ class MetaUpdates(Round):
         losses = w.new_zeros(f.k)
         for t in range(self.tau):
             d, loss = self.meta_gradient(data, w, t)
-            w = d.mul_(-self.beta).add_(w)
+            w = torch.add(w, d, alpha=-self.beta)
             losses += loss
         return Answer({"y": w}, {"loss": losses / self.tau})
 
@@ -209,8 +209,7 @@ class MetaUpdates(Round):
         """d, as estimated in local update t, and the loss after ν steps."""
         path = [w]
         for l in range(self.nu):  # noqa: E741, the paper's
-            step, _ = data.gradient(path[l], f"{update(t)}, D {l}", -self.alpha)
-            path.append(step.add_(path[l]))
+            path.append(data.stepped(path[l], f"{update(t)}, D {l}", self.alpha))
         d, loss = data.gradient(path[self.nu], update(t))
         for l in reversed(range(self.nu)):  # noqa: E741
             primed = f"{update(t)}, D' {l}"
@@ -242,8 +241,7 @@ class FineTuned(Act):
         data = Minibatches(at.inner(x[0]), self.size)
         path = [w]
         for number in range(max(self.steps, 1)):
-            step, _ = data.gradient(path[-1], f"tuning {number}", -self.alpha)
-            path.append(step.add_(path[-1]))
+            path.append(data.stepped(path[-1], f"tuning {number}", self.alpha))
         also = {f"tuned_{number}": Judged(path[number], x) for number in (0, 1)}
         return Judged(path[self.steps], x, also)
 
@@ -255,39 +253,40 @@ class Minibatches:
     f: Samples
     batch: int | None
 
-    def gradient(self, w: Tensor, purpose: str, scale: float | None = None) -> tuple[Tensor, Tensor]:
-        """Times `scale`; and the losses."""
+    def stepped(self, w: Tensor, purpose: str, rate: float) -> Tensor:
+        """w − rate · ∇f(w)"""
+        moved, _ = self._descend(w, purpose, rate, w.clone(memory_format=torch.contiguous_format))
+        return moved
 
-        def compute(v: Tensor, lam: Tensor, batch: tuple[Tensor, ...], _: Tensor) -> tuple[Tensor, ...]:
-            return self.f.derivatives.inner_gradient(v, lam, batch, scale)
-
-        found, loss = self._over(purpose, compute, w, w, (w.shape[1], 1))
-        return found, loss.view(-1)
+    def gradient(self, w: Tensor, purpose: str) -> tuple[Tensor, Tensor]:
+        """∇f(w), and the losses."""
+        return self._descend(w, purpose, -1.0, w.new_zeros(w.shape))
 
     def hessian_vector(self, w: Tensor, d: Tensor, purpose: str, scale: float) -> Tensor:
-        def compute(v: Tensor, lam: Tensor, batch: tuple[Tensor, ...], u: Tensor) -> tuple[Tensor, ...]:
-            return (self.f.derivatives.inner_hessian_vector(v, lam, batch, u, scale),)
-
-        (found,) = self._over(purpose, compute, w, d, (w.shape[1],))
-        return found
-
-    def _over(
-        self,
-        purpose: str,
-        compute: Callable[[Tensor, Tensor, tuple[Tensor, ...], Tensor], tuple[Tensor, ...]],
-        w: Tensor,
-        d: Tensor,
-        lengths: tuple[int, ...],
-    ) -> tuple[Tensor, ...]:
-        """What is computed at the rows of w, with those of d, on the minibatch for a purpose."""
-        f = self.f
+        """scale · ∇²f(w) d"""
+        product = self.f.derivatives.inner_hessian_vector
         if self.batch is not None:
-            everyone = np.arange(f.k)
-            samples = f.batch(everyone, f.independent(everyone, self.batch, purpose))
-            return compute(w, f.lam.expand(f.k, -1), samples, d)
+            return product(w, self.f.lam.expand(len(w), -1), self._drawn(purpose), d, scale)
 
         def piece(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             at = torch.from_numpy(places).to(w.device)
-            return compute(w[at], f.lam.expand(len(at), -1), samples, d[at])
+            return (product(w[at], self.f.lam.expand(len(at), -1), samples, d[at], scale),)
 
-        return f.mean(None, purpose, piece, lengths)
+        (found,) = self.f.mean(None, purpose, piece, (w.shape[1],))
+        return found
+
+    def _descend(self, w: Tensor, purpose: str, rate: float, into: Tensor) -> tuple[Tensor, Tensor]:
+        """`into`, moved by −rate · ∇f(w), and the losses; by operations that are recorded once."""
+        if self.batch is not None:
+            return into, self.f.descend(w, self._drawn(purpose), rate, into)
+
+        def piece(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return self.f.gradient(w[torch.from_numpy(places).to(w.device)], samples)
+
+        found, loss = self.f.mean(None, purpose, piece, (w.shape[1], 1))
+        return into.add_(found, alpha=-rate), loss.view(-1)
+
+    def _drawn(self, purpose: str) -> tuple[Tensor, ...]:
+        assert self.batch is not None
+        everyone = np.arange(self.f.k)
+        return self.f.batch(everyone, self.f.independent(everyone, self.batch, purpose))

@@ -154,8 +154,11 @@ class Enumerated(Minibatches):
         which: Tensor = self.ways[:, names.index(purpose)]  # type: ignore[attr-defined]
         return which
 
-    def gradient(self, w: Tensor, purpose: str, scale: float | None = None) -> tuple[Tensor, Tensor]:
-        found = self.hessian_vector(w, w - self.c[self.chosen(purpose)], purpose, scale or 1.0)  # type: ignore[attr-defined]
+    def stepped(self, w: Tensor, purpose: str, rate: float) -> Tensor:
+        return w - rate * self.gradient(w, purpose)[0]
+
+    def gradient(self, w: Tensor, purpose: str) -> tuple[Tensor, Tensor]:
+        found = self.hessian_vector(w, w - self.c[self.chosen(purpose)], purpose, 1.0)  # type: ignore[attr-defined]
         return found, w[:, 0]
 
     def hessian_vector(self, w: Tensor, d: Tensor, purpose: str, scale: float) -> Tensor:
