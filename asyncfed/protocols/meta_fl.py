@@ -197,7 +197,7 @@ class MetaUpdates(Round):
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         f = at.inner(board["x"])
         data = Minibatches(f, self.size)
-        w = board["y"].expand(f.k, -1)
+        w = board["y"].repeat(f.k, 1)  # laid out as all later ones are, whose operations are recorded
         losses = w.new_zeros(f.k)
         for t in range(self.tau):
             d, loss = self.meta_gradient(data, w, t)
