@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncfed.adaptation import Adapted, adapt
+    from asyncfed.callbacks import Callback, EvaluationReport, MessageSummary, PhaseStart, RunStart
     from asyncfed.errors import (
         ActorLostError,
         AsyncfedError,
+        CallbackError,
         DataError,
         DivergenceError,
+        OneByOneWarning,
         QuorumError,
         RecoveredWarning,
         RunError,
@@ -49,11 +52,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "asyncfed.adaptation": ("Adapted", "adapt"),
+    "asyncfed.callbacks": ("Callback", "EvaluationReport", "MessageSummary", "PhaseStart", "RunStart"),
     "asyncfed.errors": (
         "ActorLostError",
         "AsyncfedError",
+        "CallbackError",
         "DataError",
         "DivergenceError",
+        "OneByOneWarning",
         "QuorumError",
         "RecoveredWarning",
         "RunError",
@@ -93,16 +99,23 @@ __all__ = [
     "AsyncfedError",
     "AtLeast",
     "AtMost",
+    "Callback",
+    "CallbackError",
     "DataError",
     "DivergenceError",
+    "EvaluationReport",
     "HypergradientEstimate",
     "Lockstep",
+    "MessageSummary",
+    "OneByOneWarning",
+    "PhaseStart",
     "Progress",
     "QuorumError",
     "RecoveredWarning",
     "Result",
     "RunError",
     "RunExistsError",
+    "RunStart",
     "RunStopped",
     "Scenario",
     "ScenarioError",

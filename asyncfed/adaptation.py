@@ -89,7 +89,12 @@ def adapt(
     dtype = torch.float64 if data["precision"] == "float64" else torch.float32
     everyone = np.arange(problem.clients, dtype=np.int64)
     seed = int(data["seed"]) if seed is None else seed
-    block = Block(problem, everyone, seed=seed, dtype=dtype, device=device, n=int(result.manifest["clients"]))
+    n = int(result.manifest["clients"])
+    initial = {}
+    if problem.local_buffers is not None:  # new clients have noted nothing: what the others have, on average
+        noted = final["buffers"] if "buffers" in final else final["clients/buffers"]
+        initial["buffers"] = noted.mean(0).to(dtype).repeat(problem.clients, 1)
+    block = Block(problem, everyone, seed=seed, dtype=dtype, device=device, n=n, initial=initial)
     common = {"y": final["inner"].mean(0), "x": final["outer"].mean(0), "lam": block.store["outer"][0]}
     found = block.judge(act, {name: value.to(device, dtype) for name, value in common.items()})
     require_finite([found], np.zeros_like(everyone))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -61,18 +61,35 @@ class DivergenceError(RunError):
     """A value stopped being finite: of a client, or of the server, which is the node `client` then."""
 
     def __init__(
-        self, client: int, step: int, quantity: str, value: float, *, server: bool = False, cause: str = ""
+        self,
+        client: int,
+        step: int,
+        quantity: str,
+        value: float,
+        *,
+        server: bool = False,
+        cause: str = "",
+        name: str = "",
     ) -> None:
-        whose, data = ("the server", "what it began with") if server else (f"client {client}", "its data")
+        whose, data = f"client {name or client}", "its data"
+        if server:
+            whose, data = "the server", "what it began with"
         super().__init__(
             f"{quantity} of {whose} became {value} at step {step}; "
             + (cause or f"lower the learning rate, or look at {data}")
         )
         self.client, self.step, self.quantity, self.value = client, step, quantity, value
-        self.server, self.cause = server, cause
+        self.server, self.cause, self.client_name = server, cause, name
+
+    def called(self, names: Callable[[int], str]) -> DivergenceError:
+        """The same with the client's name."""
+        return DivergenceError(
+            self.client, self.step, self.quantity, self.value,
+            server=self.server, cause=self.cause, name=names(self.client),
+        )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(type(self), server=self.server, cause=self.cause)
+        made = partial(type(self), server=self.server, cause=self.cause, name=self.client_name)
         return made, (self.client, self.step, self.quantity, self.value)
 
 
@@ -88,6 +105,9 @@ class SeriesDivergesError(DivergenceError):
             "rounds, or let more inner steps (or expectations='exact') tell p̄ and δ̄ better",
         )
         self.method, self.start, self.largest, self.lr = method, start, largest, lr
+
+    def called(self, names: Callable[[int], str]) -> DivergenceError:
+        return self  # it is nobody's own
 
     def __reduce__(self) -> tuple[type[SeriesDivergesError], tuple[str, float, float, float]]:
         return type(self), (self.method, self.start, self.largest, self.lr)
@@ -111,6 +131,10 @@ class QuorumError(RunError):
         return type(self), self.arguments
 
 
+class CallbackError(RunError):
+    """A callback of `run` failed; the run ended there, and can be resumed without it."""
+
+
 class StorageError(RunError):
     """What a run writes could not be written: the disk is full, read-only, or gone."""
 
@@ -128,12 +152,20 @@ class ActorLostError(RunError):
     """A Ray actor died and its clients with it."""
 
 
+class OneByOneWarning(UserWarning):
+    """Clients whose networks cannot be computed together."""
+
+
 class RecoveredWarning(UserWarning):
     """Something went wrong while running, and the run goes on."""
 
 
 class UnsoundWarning(UserWarning):
     """A method that the network gives no right to its answer."""
+
+
+class CallbackWarning(UserWarning):
+    """A callback that failed while a run was ending anyhow."""
 
 
 class WaitingWarning(UserWarning):

@@ -207,7 +207,7 @@ def hypergradient(
         precision=precision,
         name="hypergradient",
     )
-    result = run(scenario, out=out, initial=initial, **options)
+    result = run(scenario, out=out, initial=initial, **{"progress": False} | options)
     final = result.final
     x = final["inner"]
     there = Point(x, final.get("omega", torch.ones_like(x[:, :1])), final["outer"])

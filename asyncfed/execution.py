@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
-from asyncfed.errors import ActorLostError, RecoveredWarning, RunStopped
+from asyncfed.callbacks import Callback, Callbacks, EvaluationReport, MessageSummary, PhaseStart, RunStart
+from asyncfed.errors import ActorLostError, DivergenceError, RecoveredWarning, RunStopped
 from asyncfed.goals import Goal
 from asyncfed.options import Options
 from asyncfed.protocols.part import Scene, Tensors
@@ -31,7 +32,7 @@ from asyncfed.runtime.block import Tap
 from asyncfed.runtime.checkpoints import Checkpoints, as_saved, as_state
 from asyncfed.runtime.directory import RunDirectory, plain_json
 from asyncfed.runtime.evaluation import Evaluation
-from asyncfed.runtime.fingerprint import fingerprints
+from asyncfed.runtime.fingerprint import code_fingerprints, fingerprints
 from asyncfed.runtime.local import LocalBackend
 from asyncfed.runtime.lock import Lock
 from asyncfed.runtime.loop import Loop, execute
@@ -39,6 +40,7 @@ from asyncfed.runtime.stage import Stage, Tick
 from asyncfed.runtime.state import State, joined
 from asyncfed.runtime.stopping import Stopping, stopping
 from asyncfed.scenario import Scenario
+from asyncfed.scenario_data import scenario_to_data
 from asyncfed.trace import Totals, TraceWriter, clear
 
 _SHARE = 0.02  # of the time that checkpoints may take
@@ -86,31 +88,40 @@ class Execution:
     progress: Callable[[Progress], None] | None = None
     tap: Tap | None = None
     strict: bool = False
+    callbacks: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
+        self._listeners = Callbacks(self.callbacks, self.directory.path)
+        self._heard, self._phase, self._counted = 0, "", Totals()  # what they were told of already
         self._checkpoints = Checkpoints(self.directory.path)
         self._started = time.perf_counter() - float(self.manifest.get("wall_seconds", 0.0))
         self._steps_done = 0
         self._engine: Backend | None = None
         self._totals, self._steps_recorded = Totals(), 0
         self._taken, self._stopped = 0, 0.0  # checkpoints, and for how long the mathematics waited
+        self._fingerprints: dict[str, str] | None = None  # of what is run; made with the first checkpoint
 
     def play(self, start: State | None = None) -> Result:
         """To the end, from the beginning or from a checkpoint."""
         ended: dict[str, Any] = {"status": "failed"}
+        failure: BaseException | None = None
         try:
             with stopping() as stop:
                 self._engine = self._open()
                 stop.take_over()  # Ray may have been started just now
                 self.manifest["placement"] = vars(self._engine.placement)
                 self.directory.write_manifest(status="running", **self.manifest)
-                final = self._with_recoveries(self._engine, start, stop)
+                self._tell_start(start)
+                final = self._to_the_end(self._engine, start, stop)
             ended = {"status": "complete"}
         except KeyboardInterrupt as stopped:
-            ended = {"status": "interrupted", "error": str(stopped) or "stopped by the user"}
+            ended, failure = (
+                {"status": "interrupted", "error": str(stopped) or "stopped by the user"},
+                stopped,
+            )
             raise
         except BaseException as problem:
-            ended |= {"error": str(problem), "kind": type(problem).__name__}
+            ended, failure = ended | {"error": str(problem), "kind": type(problem).__name__}, problem
             raise
         finally:
             try:
@@ -118,8 +129,12 @@ class Execution:
                     self._engine.close(well=ended["status"] == "complete")
             finally:
                 self._say_how_it_ended(ended)
+                if failure is not None:
+                    self._listeners.tell_error(failure)
         self._checkpoints.clear()
-        return Result(self.directory, final)
+        result = Result(self.directory, final, self.scenario.problem)
+        self._listeners.tell("on_end", lambda: result)
+        return result
 
     def _say_how_it_ended(self, ended: dict[str, Any]) -> None:
         self.manifest |= {
@@ -134,6 +149,15 @@ class Execution:
             if ended["status"] == "complete":
                 raise
             # A disk that takes nothing: what ended the run is being told already.
+
+    def _to_the_end(self, engine: Backend, start: State | None, stop: Stopping) -> Tensors:
+        try:
+            return self._with_recoveries(engine, start, stop)
+        except DivergenceError as error:  # whoever found it knows only numbers
+            names = self.scene.network.names
+            if not names.given:
+                raise
+            raise error.called(names.__getitem__) from error
 
     def _with_recoveries(self, engine: Backend, start: State | None, stop: Stopping) -> Tensors:
         """Attempts, until one comes to its end, or too many have lost somebody."""
@@ -188,6 +212,7 @@ class Execution:
             self.directory.trace, nodes=network.n, continues=continues,
             server=None if method.server is None else network.server,
         )  # fmt: skip
+        self._counted = self._counted if self._heard > told.evaluations else writer.totals
         record = Record(self.directory, writer, self.lock)
         stage = Stage(
             scene=self.scene,
@@ -226,8 +251,10 @@ class Execution:
                 told.loss = row["train_loss"] if row["train_loss"] is not None else told.loss
                 if item.final:
                     told.clients = client_rows(item)
+                self._tell_evaluation(item, row, told.evaluations - 1, writer.totals)
                 continue
             self._steps_done = item.steps_done
+            self._tell_phase(item)
             if item.rests and (due.now(item) or (stop.signal is not None and due.ever)):
                 began = time.perf_counter()
                 self._checkpoint(loop, writer, record, item, told)
@@ -241,6 +268,7 @@ class Execution:
         """Take down how everything stands; it is put together and written beside the run."""
         assert self._engine is not None
         values, waiting, place = self._engine.state(), writer.put_down(), as_state(Saved.of(loop))
+        of_code = self._of_code
         facts: dict[str, Any] = {"told": plain_json(asdict(told)), "steps_done": at.steps_done}
 
         def write() -> None:
@@ -248,13 +276,49 @@ class Execution:
                 states = {"backend": values(), "trace": as_state(waiting()), "loop": place}
             except ActorLostError:
                 return  # whoever is waiting for it will say so
+            if self._fingerprints is None:
+                self._fingerprints = fingerprints(self.scenario, of_code)
             self._checkpoints.write(joined(states, facts | {"fingerprints": self._fingerprints}))
 
         record.checkpoint(write)
 
     @cached_property
-    def _fingerprints(self) -> dict[str, str]:
-        return fingerprints(self.scenario)
+    def _of_code(self) -> dict[str, str]:
+        return code_fingerprints(self.scenario)
+
+    def _tell_start(self, start: State | None) -> None:
+        names, clients = self.scene.network.names, self.scenario.clients
+        before = 0 if start is None else int(start.facts["told"]["evaluations"])
+        self._heard = before
+        self._listeners.tell(
+            "on_start",
+            lambda: RunStart(
+                self.directory.path, self.scenario, scenario_to_data(self.scenario),
+                tuple(names[client] for client in range(clients)), int(self.manifest.get("resumed", 0)),
+                before,
+            ),
+        )  # fmt: skip
+
+    def _tell_evaluation(self, item: Evaluation, row: dict[str, Any], number: int, totals: Totals) -> None:
+        if not self._listeners or number < self._heard:
+            return
+        self._heard = number + 1
+        names, since = self.scene.network.names, totals.minus(self._counted)
+        self._counted = totals
+
+        def report() -> EvaluationReport:
+            clients = client_rows(item)
+            for one in clients if names.given else ():
+                one["client"] = names[one["client"]]
+            return EvaluationReport(number, dict(row), clients, item.final)
+
+        self._listeners.tell("on_evaluation", report)
+        self._listeners.tell("on_message_summary", lambda: MessageSummary(item.time, totals, since))
+
+    def _tell_phase(self, tick: Tick) -> None:
+        if tick.phase != self._phase:
+            self._phase = tick.phase
+            self._listeners.tell("on_phase", lambda: PhaseStart(tick.phase, tick.steps_done, tick.time))
 
     def _tell(self, tick: Tick, loss: float | None, totals: Totals) -> None:
         if self.progress is None or self._engine is None:

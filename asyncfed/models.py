@@ -41,7 +41,7 @@ def mlp(sizes: Sequence[int]) -> nn.Module:
     weights = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
     require_room(8.0 * weights, f"an mlp of sizes {list(sizes)}", "give smaller hidden sizes")
     layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
-    with _borrowed_random_state(0):
+    with borrowed_random_state(0):
         for number, (fan_in, fan_out) in enumerate(pairwise(sizes[:-1]), start=1):
             layers[f"hidden{number}"] = nn.Linear(fan_in, fan_out)
             layers[f"relu{number}"] = nn.ReLU()
@@ -51,7 +51,7 @@ def mlp(sizes: Sequence[int]) -> nn.Module:
 
 def emnist_cnn(classes: int = 62) -> nn.Module:
     """The network of PDBO's EMNIST experiment for images 1×28×28 (2,278,334 parameters with 62 classes)."""
-    with _borrowed_random_state(0):
+    with borrowed_random_state(0):
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(1, 32, 5),
@@ -82,7 +82,7 @@ def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
             f"a LeNet needs images of shape {' or '.join(str(known) for known in _LENET_PADDING)}, "
             f"the samples have {shape}; use 'mlp:200'"
         )
-    with _borrowed_random_state(0):
+    with borrowed_random_state(0):
         return nn.Sequential(
             OrderedDict(
                 conv1=nn.Conv2d(shape[0], 6, 5, padding=_LENET_PADDING[shape]),
@@ -161,7 +161,7 @@ def char_lstm(vocabulary: int = 80, embedding: int = 8, hidden: int = 256, layer
         f"a network of {layers} layers of {hidden:,} with an embedding of {embedding:,}",
         "give fewer or smaller layers",
     )
-    with _borrowed_random_state(0):
+    with borrowed_random_state(0):
         return nn.Sequential(
             OrderedDict(
                 embedding=nn.Embedding(vocabulary, embedding),
@@ -207,7 +207,7 @@ def initial_parameters(module: nn.Module, generator: torch.Generator) -> dict[st
     """Fresh parameters for `module` as torch's layers initialise themselves, drawn from `generator`."""
     fresh = copy.deepcopy(module)
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    with _borrowed_random_state(seed):
+    with borrowed_random_state(seed):
         for layer in fresh.modules():
             reset = getattr(layer, "reset_parameters", None)
             if callable(reset):
@@ -291,7 +291,7 @@ def has_convolutions(module: nn.Module) -> bool:
 
 
 @contextmanager
-def _borrowed_random_state(seed: int) -> Iterator[None]:
+def borrowed_random_state(seed: int) -> Iterator[None]:
     generator = torch.default_generator
     state = generator.get_state()
     generator.manual_seed(seed)

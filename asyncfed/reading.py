@@ -7,14 +7,16 @@ is taken for it, and JSON may have no more levels than the functions that walk t
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import json
 import os
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from asyncfed.errors import TraceError
+from asyncfed.errors import ScenarioError, TraceError
 
 MEBI = 1 << 20
 MOST_BYTES = 1024 * MEBI  # of a file that is read whole
@@ -133,3 +135,17 @@ def _check_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def csv_lines(path: str | os.PathLike[str], needed: str) -> list[tuple[int, list[str]]]:
+    """Line numbers and fields of a file in CSV, without blanks around them and without empty lines; `needed`
+    says what it must have, for messages.
+    """
+    try:
+        with open_regular(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            rows = [(reader.line_num, [field.strip() for field in row]) for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ScenarioError(f"cannot read {path}: {reason}; it must be a CSV file with {needed}") from None
+    return [(line, row) for line, row in rows if any(row)]

@@ -46,6 +46,7 @@ _FUNCTIONS = ("problem", "topology")  # kinds whose things are functions, which 
 
 _THINGS: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
 _NAMES: dict[type[Any], tuple[str, str]] = {}  # class → (kind, name)
+FILE_PREFIX = "asyncfed_scenario_"  # of the modules that the command line makes of files
 ONE_OF_YOUR_OWN = "one of your own must be registered first: import the file that defines it"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
-from asyncfed.reading import is_number, short
+from asyncfed.homes import checked_imports
+from asyncfed.network.names import Names, stored_names
+from asyncfed.reading import is_number, is_whole, short
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.trace import Trace
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from asyncfed.problems import Problem
     from asyncfed.scenario import Scenario
 
 _MOST_COLUMNS = 1000
@@ -31,9 +35,17 @@ class Result:
     edge; `status` is complete, interrupted, failed, or running.
     """
 
-    def __init__(self, directory: RunDirectory, final: dict[str, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        final: dict[str, torch.Tensor] | None = None,
+        problem: Problem | None = None,
+        imports: tuple[str, ...] = (),
+    ) -> None:
         self._directory = directory
         self._final = final
+        self._problem = problem
+        self._imports = imports
 
     @property
     def path(self) -> Path:
@@ -84,7 +96,27 @@ class Result:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client: steps and final metrics; empty for a run that did not end."""
-        return _frame(self._rows("clients.jsonl"))
+        rows, names = self._rows("clients.jsonl"), self.names
+        frame = _frame(rows)
+        if names.given and rows:
+            if not all(is_whole(row.get("client"), 0, len(names) - 1) for row in rows):
+                raise TraceError(
+                    f"{self.path / 'clients.jsonl'} is damaged: it does not say whose rows it has"
+                )
+            frame["client"] = names.column(frame["client"].to_numpy())
+        return frame
+
+    @cached_property
+    def names(self) -> Names:
+        """What clients (and a server, which comes last) are called: by the graph of scenario.json, or by
+        their numbers where it has no names, or none that could be read.
+        """
+        try:
+            topology = self._directory.scenario().get("topology")
+        except TraceError:  # what the trace holds can be read without
+            topology = None
+        nodes = self.manifest.get("nodes", self.manifest.get("clients", 0))
+        return stored_names(topology, nodes)
 
     @cached_property
     def trace(self) -> Trace:
@@ -97,7 +129,9 @@ class Result:
             raise TraceError(
                 f"{self.path / 'run.json'} does not say how many nodes there are; it was changed"
             )
-        trace = Trace(self._directory.trace, nodes=nodes)  # empty, where a kill came before its first row
+        trace = Trace(
+            self._directory.trace, nodes, self.names
+        )  # empty, where a kill came before its first row
         counted = manifest.get("totals", {})
         if manifest.get("status") == "complete" and "sent" in counted:
             trace.check_complete(counted["sent"] + counted.get("link_down", 0), manifest.get("steps"))
@@ -133,13 +167,15 @@ class Result:
 
     @cached_property
     def scenario(self) -> Scenario:
-        """The scenario, built again from what the run directory says."""
+        """The scenario, built again from what the run directory says. Methods and problems of one's own are
+        found where they are registered, or in the modules that `load` was allowed to import.
+        """
         from asyncfed.scenario_data import scenario_from_data
 
         data = self._directory.scenario()
         data.pop("versions", None)
         try:
-            return scenario_from_data(data)
+            return scenario_from_data(data, self._imports)
         except AsyncfedError:
             raise
         except (
@@ -163,6 +199,15 @@ class Result:
         if self._final is None:
             self._final = self._saved()
         return self._final
+
+    def model(self, client: int | None = None, problem: Problem | None = None) -> dict[str, torch.Tensor]:
+        """A client's final model by name, or the server's: what `load_state_dict` of the module takes.
+
+        `problem` is needed for a run that was loaded, of a problem of your own functions.
+        """
+        from asyncfed.problems.named import model_by_name
+
+        return model_by_name(problem or self._problem or self.scenario.problem, self.final, client)
 
     def __repr__(self) -> str:
         return f"<Result {self.path} ({self.status})>"
@@ -215,6 +260,10 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load(path: str | os.PathLike[str]) -> Result:
-    """Open a run again, whole or partial."""
-    return Result(RunDirectory.open(path))
+def load(path: str | os.PathLike[str], *, imports: Collection[str] = ()) -> Result:
+    """Open a run again, whole or partial.
+
+    `imports` names the modules (or packages) that may be imported, which runs their code, to find methods and
+    problems of one's own that the run's scenario names. Without it nothing is imported that a run names.
+    """
+    return Result(RunDirectory.open(path), imports=checked_imports(imports))

@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import torch
 
+from asyncfed.callbacks import Callback, checked_callbacks
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError, UnknownNameError, UnsoundWarning
 from asyncfed.execution import Execution, Progress
+from asyncfed.homes import checked_imports
 from asyncfed.options import Options
 from asyncfed.protocols.part import Scene, Tensors
 from asyncfed.result import Result
@@ -26,6 +28,7 @@ from asyncfed.runtime.fingerprint import fingerprints
 from asyncfed.runtime.lock import locked
 from asyncfed.scenario import Scenario, check
 from asyncfed.scenario_data import difference, scenario_from_data, scenario_to_data
+from asyncfed.watching import check_progress, watching
 
 __all__ = ["Progress", "resumable", "resume", "run"]
 
@@ -49,7 +52,8 @@ def run(
     save_final: bool = False,
     checkpoint_every: str | int | None = "60s",
     max_recoveries: int = 10,
-    progress: Callable[[Progress], None] | None = None,
+    progress: bool | Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     tap: Tap | None = None,
     initial: Mapping[str, torch.Tensor] | None = None,
     strict: bool = False,
@@ -78,7 +82,11 @@ def run(
     max_recoveries
         How often actors that are lost are replaced, and the run goes on from its last checkpoint by itself.
     progress
-        Called after every wave with a `Progress`.
+        Whether to show how far the run is: True, False, or None for where somebody looks (on a terminal, in a
+        notebook). Or a function, which is called after every wave with a `Progress`.
+    callbacks
+        Objects of classes that derive from `Callback`, told of evaluations, phases, messages and the end;
+        `asyncfed.trackers` has some for TensorBoard, MLflow and Weights & Biases. They change nothing.
     tap
         Called with every step as an `Observation` (local backend only): for debugging and teaching.
     initial
@@ -94,8 +102,10 @@ def run(
     scene, unsound = _checked(scenario)
     start = _initial(scenario, scene, initial)
     _check_local(options, tap, strict)
+    listeners = checked_callbacks(callbacks)
+    check_progress(progress)
     directory = RunDirectory.create(out, scenario.name)
-    with locked(directory.path) as lock:
+    with locked(directory.path) as lock, watching(progress) as tell:
         directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
         if start:
             directory.write_tensors("initial.safetensors", start)
@@ -111,7 +121,7 @@ def run(
         directory.write_manifest(status="running", **manifest)
         execution = Execution(
             scenario, scene, options, directory, lock, manifest, start,
-            progress=progress, tap=tap, strict=strict,
+            progress=tell, tap=tap, strict=strict, callbacks=listeners,
         )  # fmt: skip
         return execution.play()
 
@@ -125,7 +135,9 @@ def resume(
     address: str | None = None,
     checkpoint_every: str | int | None = None,
     max_recoveries: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: bool | Callable[[Progress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
+    imports: Collection[str] = (),
 ) -> Result:
     """Go on with a run that was interrupted, killed or failed, to the same bytes as if it never had been.
 
@@ -145,14 +157,20 @@ def resume(
         The Ray cluster, where it is another one now.
     checkpoint_every, max_recoveries
         As for `run`, where they are to be others now.
+    progress, callbacks
+        As for `run`. Evaluations that were recorded before are not told again.
+    imports
+        As for `load`: modules that may be imported for methods and problems of one's own.
     """
-    directory = RunDirectory.open(path)
-    with locked(directory.path) as lock:
+    directory, modules = RunDirectory.open(path), checked_imports(imports)
+    listeners = checked_callbacks(callbacks)
+    check_progress(progress)
+    with locked(directory.path) as lock, watching(progress) as tell:
         manifest = directory.manifest()
         _require_unfinished(directory.path, manifest)
         told = directory.scenario()
         _require_versions(directory.path, told.pop("versions", {}))
-        scenario = _same_scenario(directory.path, told, scenario)
+        scenario = _same_scenario(directory.path, told, scenario, modules)
         changes = {
             "backend": backend, "clients_per_actor": clients_per_actor, "address": address,
             "checkpoint_every": checkpoint_every, "max_recoveries": max_recoveries,
@@ -173,7 +191,9 @@ def resume(
         again |= {"options": options.as_dict(), "resumed": int(manifest.get("resumed", 0)) + 1}
         again |= {"placement": placement} if placement else {}
         directory.write_manifest(status="running", **again)
-        execution = Execution(scenario, scene, options, directory, lock, again, start, placement, progress)
+        execution = Execution(
+            scenario, scene, options, directory, lock, again, start, placement, tell, callbacks=listeners
+        )
         try:
             return execution.play(checkpoint)
         except _OF_DAMAGE as error:
@@ -243,10 +263,12 @@ def _require_versions(path: Path, then: Any) -> None:
         )
 
 
-def _same_scenario(path: Path, told: Mapping[str, Any], given: Scenario | None) -> Scenario:
+def _same_scenario(
+    path: Path, told: Mapping[str, Any], given: Scenario | None, imports: tuple[str, ...]
+) -> Scenario:
     if given is None:
         try:
-            return scenario_from_data(told)
+            return scenario_from_data(told, imports)
         except ScenarioError as error:
             raise ScenarioError(
                 f"the scenario of {path} cannot be built again from what it says: {error}. "
@@ -308,7 +330,8 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
             "{'inner': result.final['inner']}"
         )
     for name, what in (initial or {}).items():
-        if str(name).partition("/")[0] not in known:  # what several methods find is "hypergradient/0", …
+        of, _, which = str(name).partition("/")  # what several methods find is "hypergradient/0", …
+        if of not in known or (which and (of in lengths or not which.isdecimal())):
             raise UnknownNameError(
                 "variable in initial", str(name), known, "leave out what this method does not begin with"
             )

@@ -110,12 +110,29 @@ def check(scenario: Scenario) -> Scene:
         timing.attendance(network, problem.clients, Streams(0))  # likewise
     if method.needs_outer:
         _require_outer(problem)
+    _require_moved(problem, method)
     method.check(scene)
     if not with_server:
         parts = next(method.iterations(Streams(scenario.seed)), ())
         warn_unsound(parts, scene)
         warn_saturated(parts, scene, 8 if scenario.precision == "float64" else 4)
     return scene
+
+
+def _require_moved(problem: Problem, method: Method) -> None:
+    """Refuse buffers that a method would leave as they are."""
+    kept = None if problem.buffers is None else problem.buffers.kept
+    if kept is not None and kept not in method.moves_buffers:
+        other = [one for one in method.moves_buffers if one != kept]
+        raise ScenarioError(
+            f"problem {problem.name!r} has buffers that are {kept} (running statistics of BatchNorm), and "
+            f"{type(method).__name__} does not move such; "
+            + (
+                f"give from_module buffers={other[0]!r}, or 'frozen'"
+                if other
+                else "give from_module buffers='frozen'"
+            )
+        )
 
 
 def _check_settings(scenario: Scenario) -> None:
@@ -209,8 +226,7 @@ def _require_outer(problem: Problem) -> None:
             f"the outer loss of problem {problem.name!r} is over {problem.outer_split} samples, and client "
             f"{without[0]} has none ({len(without)} such clients in all); give every client at least one"
         )
-    sample = tuple(tensor[:1] for tensor in problem.data.train.tensors)
-    unused = derivatives.unused_outer(sample)
+    unused = derivatives.unused_outer(tuple(tensor[:2] for tensor in problem.data.train.tensors))
     if unused:
         raise ScenarioError(
             f"neither loss of problem {problem.name!r} depends on {', '.join(map(repr, unused))} of its "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import networkx as nx
@@ -20,6 +20,8 @@ import numpy as np
 
 from asyncfed.data.torchvision_import import no_downloads
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.homes import find, homes_of
+from asyncfed.network.attributes import OF_EDGES, OF_NODES, extra_of, extra_text
 from asyncfed.problems import problem_from_recipe
 from asyncfed.reading import is_whole, short
 from asyncfed.registry import from_data, to_data
@@ -28,13 +30,12 @@ from asyncfed.scenario import Scenario
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _MOST_NODES = 1 << 22
 _MOST = 10**8  # of any number that says how much there is of something
-_OF_NODES = ("compute", "uplink", "downlink", "device", "pos")  # what of a node's attributes is kept
 
 
 def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
     """Plain data (what JSON can hold) that says all of a scenario."""
     recipe = scenario.problem.recipe
-    return {
+    data = {
         "name": scenario.name,
         "problem": recipe.as_dict() if recipe is not None else {"own": scenario.problem.name},
         "topology": graph_to_data(scenario.topology),
@@ -46,11 +47,17 @@ def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
         "evaluate_every": scenario.evaluate_every,
         "until": to_data(scenario.until),
     }
+    homes = homes_of({key: value for key, value in data.items() if key != "topology"})
+    return data | ({"homes": homes} if homes else {})
 
 
-def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
-    """The scenario that `scenario_to_data` wrote down."""
+def scenario_from_data(data: Mapping[str, Any], imports: Collection[str] = ()) -> Scenario:
+    """The scenario that `scenario_to_data` wrote down; things of one's own are registered, or in modules that
+    may be imported.
+    """
     known = [f.name for f in dataclasses.fields(Scenario)]
+    data = dict(data)
+    homes = data.pop("homes", {})
     for key in data:
         if key not in known:
             raise UnknownNameError("key in a scenario", key, known)
@@ -66,6 +73,7 @@ def scenario_from_data(data: Mapping[str, Any]) -> Scenario:
             "To have it stored next time, make it in a function marked with @problem_factory from "
             "asyncfed.problems"
         )
+    find({key: value for key, value in data.items() if key != "topology"}, homes, imports)
     values = {
         key: value if key == "name" else from_data(value, "a scenario")
         for key, value in data.items()
@@ -91,8 +99,9 @@ def _check_sizes(arguments: Mapping[str, Any], nodes: int) -> None:
 
 def difference(old: Mapping[str, Any], scenario: Scenario) -> str:
     """The first difference between a scenario on disk and this one; "" where there is none."""
-    new = json.dumps(scenario_to_data(scenario))
-    there = {key: value for key, value in old.items() if key != "versions"}
+    now = {key: value for key, value in scenario_to_data(scenario).items() if key != "homes"}
+    new = json.dumps(now)
+    there = {key: value for key, value in old.items() if key not in ("versions", "homes")}
     return _difference(
         "",
         json.loads(_ADDRESS.sub("", json.dumps(there))),
@@ -111,12 +120,14 @@ def _difference(where: str, old: Any, new: Any) -> str:
 
 
 def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
-    """A graph in columns: compact for many edges."""
+    """A graph in columns: compact for many edges. Attributes of one's own decide nothing, so none is kept."""
     index = {node: place for place, node in enumerate(graph.nodes)}
     edges = [(index[a], index[b], marks) for a, b, marks in graph.edges(data=True)]
-    names = sorted({name for _, _, marks in edges for name in marks})
+    names = [name for name in sorted(OF_EDGES) if any(name in marks for _, _, marks in edges)]
     server = graph.graph.get("server")
     about = {} if server is None else {"server": _label(server)}
+    if own := extra_of(graph):
+        about["extra"] = extra_text(own)
     return {
         "directed": graph.is_directed(),
         "nodes": len(index) if list(index) == list(range(len(index))) else [_label(node) for node in index],
@@ -133,7 +144,7 @@ def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
 def _of_nodes(graph: nx.Graph) -> dict[str, Any]:
     """What nodes say of themselves, where any does."""
     marks = [marks for _, marks in graph.nodes(data=True)]
-    kept = [name for name in _OF_NODES if any(name in own for own in marks)]
+    kept = [name for name in OF_NODES if any(name in own for own in marks)]
     if not kept:
         return {}
     return {"of_nodes": {name: [_node_data(own.get(name)) for own in marks] for name in kept}}

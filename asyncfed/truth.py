@@ -370,7 +370,8 @@ class _WholeLosses:
             raise DataError(
                 f"client {without} has no {split} samples, and so no loss over them; give it some"
             )
-        return shards.to(torch.float64)
+        like = torch.zeros(shards.clients, dtype=torch.float64)
+        return shards.to(torch.float64).with_beside(*self.problem.beside(like))
 
     def _rows(self, name: str, initial: Tensor, given: Tensor | None) -> Tensor:
         if given is None:

@@ -33,7 +33,7 @@ from typing import Any, Literal
 import numpy as np
 
 from asyncfed import Result, Scenario, Study, Summary, SummaryTable, VirtualTime
-from asyncfed.network import DrawnPresence
+from asyncfed.network import DrawnPresence, Names
 from asyncfed.protocols import SGP, Buffered, FedAvg, FedBuff, LocalSteps, Server
 from asyncfed.rng import Streams
 from scenarios.stragglers import digits, network
@@ -112,7 +112,7 @@ def lost_mass(result: Result) -> float:
     n, end = scenario.clients, timing.horizon
     sent = messages[messages["status"] != "link_down"]
     presence = timing.presence
-    attendance = None if presence is None else presence.attend(range(n), n, Streams(scenario.seed))
+    attendance = None if presence is None else presence.attend(Names(range(n)), Streams(scenario.seed))
     crashes = attendance is not None and attendance.crashes
     uptimes = attendance.uptimes if attendance is not None and crashes else None
 

@@ -32,6 +32,7 @@ from asyncfed import Scenario, load, load_study, run, run_study
 from asyncfed.cli import app
 from asyncfed.data import torchvision_import
 from asyncfed.errors import AsyncfedError, DataError, RunExistsError, ScenarioError, StorageError, TraceError
+from asyncfed.network.names import Names
 from asyncfed.network.presence import PresenceFile
 from asyncfed.problems import quadratic
 from asyncfed.protocols import SGP, FedAvg, LocalSteps
@@ -41,7 +42,7 @@ from asyncfed.study import Study, Summary, SummaryTable
 from asyncfed.trace import Trace
 from asyncfed.trace.columns import SCHEMAS, schema_for
 from tests.trace import naive
-from topologies import load as load_topology
+from topologies import from_file as load_topology
 from topologies import ring, star, with_devices
 
 FILES = (
@@ -194,7 +195,7 @@ def test_a_pipe_as_a_tail_or_a_network_is_refused_at_once(tmp_path: Path) -> Non
         with pytest.raises(ScenarioError, match="named pipe"):
             with_devices(ring(3), tmp_path / "times.csv")
         with pytest.raises(ScenarioError, match="named pipe"):
-            PresenceFile(str(tmp_path / "times.csv")).attend(range(3), 3, None)  # refused before it draws
+            PresenceFile(str(tmp_path / "times.csv")).attend(Names(range(3)), None)  # refused before it draws
 
 
 @pytest.mark.parametrize("name", ["messages/99999999999.parquet", "messages/99999999999.tail.parquet"])
@@ -796,8 +797,9 @@ def test_whatever_bytes_and_values_are_changed_only_our_errors_come(
 def test_reading_a_run_imports_and_runs_nothing_that_it_names(copy: Path) -> None:
     (copy / "evil.py").write_text("raise SystemExit('it was imported')")
     change(
-        copy, "scenario.json", protocol={"type": "evil.Evil"}, problem={"factory": "evil", "arguments": {}}
-    )
+        copy, "scenario.json", protocol={"type": "evil.Evil"}, problem={"factory": "evil", "arguments": {}},
+        homes={"evil.Evil": "evil", "evil": "evil"},
+    )  # fmt: skip
     script = (
         "import sys, asyncfed\n"
         f"result = asyncfed.load({str(copy)!r})\n"

@@ -210,7 +210,11 @@ def _graph(*edges: tuple[int, int], nodes: int = 3) -> nx.DiGraph:
         ({"evaluate_every": "often"}, ScenarioError, "evaluate_every is 'often'"),
         ({"topology": star(3)}, TopologyError, "this method has no server, so every node must be a client"),
         ({"evaluate_every": 2.5}, ScenarioError, "whole number of steps"),
-        ({"timing": VirtualTime(factors={3: 2.0})}, ScenarioError, "client 3, but clients are 0 to 2"),
+        (
+            {"timing": VirtualTime(factors={3: 2.0})},
+            ScenarioError,
+            "factor names client 3; the clients are 0 to 2",
+        ),
         ({"timing": VirtualTime(compute=Table(((1.0,),)))}, ScenarioError, "1 rows, but there are 3 clients"),
     ],
 )
@@ -282,9 +286,9 @@ def test_a_users_own_graph_with_names_for_nodes(tmp_path: Path) -> None:
     )
     result = run(scenario, out=tmp_path / "run")
     assert list(zip(result.trace.edges().sender, result.trace.edges().receiver, strict=True)) == [
-        (0, 1),
-        (1, 2),
-        (2, 0),
+        ("ann", "bob"),
+        ("bob", "cid"),
+        ("cid", "ann"),
     ]
     assert list(load(tmp_path / "run").scenario.topology.nodes) == ["ann", "bob", "cid"]
 

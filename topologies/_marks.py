@@ -16,12 +16,15 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
-from asyncfed.errors import TopologyError
+from asyncfed.errors import ScenarioError, TopologyError
+from asyncfed.network.attributes import check_attributes
+from asyncfed.network.distributions import as_distribution
+from asyncfed.network.names import Names
 from asyncfed.network.over_time import as_bursts, as_schedule, as_varying, varies
 from asyncfed.rng import Streams
 
-Edge: TypeAlias = tuple[int, int]
-EdgeFunction: TypeAlias = Callable[[int, int], float]
+Edge: TypeAlias = tuple[Any, Any]  # (sender, receiver), as their graph calls them
+EdgeFunction: TypeAlias = Callable[[Any, Any], float]
 Probability: TypeAlias = (
     float | tuple[float, float] | EdgeFunction | Mapping[Edge, float] | npt.NDArray[np.floating[Any]]
 )
@@ -33,12 +36,13 @@ _ALLOWED: dict[str, tuple[Callable[[float], bool], str]] = {
     "loss": (lambda x: 0 <= x < 1, "lie in [0, 1); leave out an edge that loses everything"),
 }
 OVER_TIME: dict[str, Callable[[Any, str], object]] = {"schedule": as_schedule, "bursts": as_bursts}
-MARKS = (*_ALLOWED, *OVER_TIME)
+MARKS = (*_ALLOWED, *OVER_TIME, "ordered")
 _OF_NODES: dict[str, tuple[Callable[[float], bool], str]] = {
     "compute": (lambda x: 0 < x < math.inf, "be finite and above 0: how many times slower the node is"),
     "uplink": (lambda x: 0 < x < math.inf, "be finite and above 0; leave it out where it has no limit"),
     "downlink": (lambda x: 0 < x < math.inf, "be finite and above 0; leave it out where it has no limit"),
 }
+OF_NODES_IN_TABLES = (*_OF_NODES, "device")
 
 
 def plain(value: object) -> object:
@@ -72,10 +76,19 @@ def checked_mark(mark: str, value: object, where: str = "") -> float:
     return float(value)
 
 
-def checked(mark: str, value: object, where: str = "") -> float | str:
+def checked(mark: str, value: object, where: str = "") -> float | str | bool:
     """The same for any mark; what changes with time is kept as its text, which files can hold."""
     if mark in OVER_TIME:
         return str(OVER_TIME[mark](value, where))
+    if mark == "ordered":
+        if not isinstance(value, (bool, np.bool_)):
+            raise TopologyError(f"ordered{where and f' of {where}'} is {value!r}; it must be True or False")
+        return bool(value)
+    if mark == "latency" and isinstance(value, str):
+        try:
+            return str(as_distribution(value))
+        except ScenarioError as error:
+            raise TopologyError(f"latency{where and f' of {where}'}: {error}") from None
     if mark == "probability" and varies(value):
         return str(as_varying(value, where))
     return checked_mark(mark, value, where)
@@ -85,8 +98,16 @@ def edge_name(edge: Edge, directed: bool) -> str:
     return f"edge {edge[0]}{'→' if directed else '–'}{edge[1]}"
 
 
+def checked_node_mark(mark: str, value: object, where: str) -> float | str:
+    """What a table may say of a node."""
+    return str(value) if mark == "device" else checked_mark(mark, value, where)
+
+
 def check_marks(graph: nx.Graph) -> None:
-    """Refuse a graph with a mark out of its range; marks that are absent are no concern here."""
+    """Refuse a graph with a mark out of its range, or one that nobody knows; marks that are absent are no
+    concern here.
+    """
+    check_attributes(graph)
     for i, j, data in graph.edges(data=True):
         for mark in MARKS:
             if mark in data:
@@ -109,10 +130,10 @@ def checked_place(node: object, pos: object) -> tuple[float, ...]:
 
 
 def canonical(graph: nx.Graph, directed: bool | None = None) -> nx.Graph:
-    """A copy with nodes 0..n-1 in order, sorted edges and no self-loops.
+    """A copy with nodes in the order of their numbers, sorted edges and no self-loops.
 
-    Integer labels keep their order, any others are numbered as the graph lists them. `directed=True` splits
-    an undirected edge into its two directions. The copy has no recipe: it is made to be changed.
+    Nodes keep their names; whole numbers stand in their order. `directed=True` splits an undirected edge into
+    its two directions. The copy has no recipe: it is made to be changed.
     """
     if not isinstance(graph, nx.Graph):
         raise TopologyError(f"{graph!r} is no network; give a networkx Graph or DiGraph")
@@ -141,23 +162,22 @@ def canonical(graph: nx.Graph, directed: bool | None = None) -> nx.Graph:
 
     copy = nx.DiGraph() if directed else nx.Graph()
     copy.graph.update((key, value) for key, value in graph.graph.items() if key != "recipe")
-    if "server" in copy.graph:
-        if copy.graph["server"] not in number:
-            raise TopologyError(
-                f"the server {copy.graph['server']!r} is not a node of the graph; name one that is"
-            )
-        copy.graph["server"] = number[copy.graph["server"]]
-    copy.add_nodes_from((number[label], dict(graph.nodes[label])) for label in labels)
+    if "server" in copy.graph and copy.graph["server"] not in number:
+        raise TopologyError(
+            f"the server {copy.graph['server']!r} is not a node of the graph; name one that is"
+        )
+    copy.add_nodes_from((label, dict(graph.nodes[label])) for label in labels)
     for node, data in copy.nodes(data=True):
         if "pos" in data:
             data["pos"] = checked_place(node, data["pos"])
-    copy.add_edges_from(edges)
+    copy.add_edges_from((labels[i], labels[j], data) for i, j, data in edges)
     return copy
 
 
 def certain(graph: nx.Graph, name: str) -> nx.Graph:
-    """The graph in canonical form, every edge present at every step."""
-    network = canonical(graph)
+    """The graph in canonical form, its nodes counted off, every edge present at every step."""
+    counted = nx.convert_node_labels_to_integers(graph) if Names(list(graph)).given else graph
+    network = canonical(counted)
     nx.set_edge_attributes(network, 1.0, "probability")
     network.graph["name"] = name
     return network
@@ -168,7 +188,12 @@ def count_of_clients(n: int) -> str:
 
 
 def probabilities(
-    rule: object, edges: Sequence[Edge], n: int, directed: bool, streams: Streams, start: int = 0
+    rule: object,
+    edges: Sequence[Edge],
+    nodes: Sequence[Any],
+    directed: bool,
+    streams: Streams,
+    start: int = 0,
 ) -> list[float]:
     """One probability per edge; a range is drawn by position, the first edge standing at `start`."""
     if callable(rule):
@@ -176,7 +201,7 @@ def probabilities(
     if isinstance(rule, Mapping):
         return _from_mapping(rule, edges, directed)
     if isinstance(rule, np.ndarray):
-        return _from_matrix(rule, edges, n, directed)
+        return _from_matrix(rule, edges, nodes, directed)
     if isinstance(rule, (tuple, list)):
         low, high = _checked_range(rule)
         draws = streams.uniforms("topology probability", 0, start, start + len(edges))
@@ -228,17 +253,22 @@ def _from_mapping(rule: Mapping[Any, object], edges: Sequence[Edge], directed: b
     return [given[edge] for edge in edges]
 
 
-def _from_matrix(rule: npt.NDArray[Any], edges: Sequence[Edge], n: int, directed: bool) -> list[float]:
+def _from_matrix(
+    rule: npt.NDArray[Any], edges: Sequence[Edge], nodes: Sequence[Any], directed: bool
+) -> list[float]:
+    n = len(nodes)
     if rule.shape != (n, n):
         raise TopologyError(
             f"the array of probabilities has shape {rule.shape}; it must be ({n}, {n}), [sender, receiver]"
         )
     values = []
-    for i, j in edges:
+    number = {node: place for place, node in enumerate(nodes)}
+    for edge in edges:
+        i, j = (number[end] for end in edge)
         if not directed and rule[i, j] != rule[j, i] and rule[i, j] == rule[i, j]:
             raise TopologyError(
-                f"probability of {edge_name((i, j), directed)} is given as {rule[i, j]} and as {rule[j, i]}; "
+                f"probability of {edge_name(edge, directed)} is given as {rule[i, j]} and as {rule[j, i]}; "
                 "an undirected edge has one: make the array symmetric, or use stochastic_directed"
             )
-        values.append(checked_mark("probability", rule[i, j], edge_name((i, j), directed)))
+        values.append(checked_mark("probability", rule[i, j], edge_name(edge, directed)))
     return values

@@ -29,13 +29,18 @@ def generator(function: Callable[P, nx.Graph]) -> Callable[P, nx.Graph]:
         graph = function(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        arguments = {name: _as_json(value) for name, value in bound.arguments.items()}
-        graph.graph.pop("recipe", None)
-        if _NOT_PLAIN not in arguments.values():
-            graph.graph["recipe"] = json.dumps({"generator": function.__name__, "arguments": arguments})
+        note_recipe(graph, function.__name__, bound.arguments)
         return graph
 
     return register("topology")(noting)
+
+
+def note_recipe(graph: nx.Graph, name: str, given: Mapping[str, Any]) -> None:
+    """Let a graph say how it was made, where the arguments are plain."""
+    arguments = {key: _as_json(value) for key, value in given.items()}
+    graph.graph.pop("recipe", None)
+    if _NOT_PLAIN not in arguments.values():
+        graph.graph["recipe"] = json.dumps({"generator": name, "arguments": arguments})
 
 
 def from_recipe(recipe: str | Mapping[str, Any]) -> nx.Graph:

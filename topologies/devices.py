@@ -53,8 +53,7 @@ def with_devices(
 ) -> nx.Graph:
     """A copy of the graph whose clients are devices: it sets `device`, `compute`, `uplink` and `downlink`.
 
-    A server is none of them and stays as it is. The copy has nodes 0..n-1, like every graph here, and no
-    recipe.
+    A server is none of them and stays as it is. The copy has no recipe; nodes keep their names.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from topologies._marks import (
     edge_name,
 )
 
-Rule: TypeAlias = Callable[[int, int], Any]
+Rule: TypeAlias = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -34,15 +34,16 @@ class ByDistance:
 
     def on(self, graph: nx.Graph) -> EdgeFunction:
         places = dict(graph.nodes(data="pos"))
+        first = next(iter(places.values())) or ()
         for node, place in places.items():
             if place is None:
                 raise TopologyError(
                     f"node {node} has no place; set `pos` on every node, for instance with "
                     "nx.set_node_attributes(graph, nx.spring_layout(graph, seed=1), 'pos')"
                 )
-            if len(place) != len(places[0]):
+            if len(place) != len(first):
                 raise TopologyError(
-                    f"node {node} has {len(place)} coordinates and node 0 has {len(places[0])}; give all "
+                    f"node {node} has {len(place)} coordinates and another has {len(first)}; give all "
                     "equally many"
                 )
         return lambda i, j: self.base + self.per_unit * math.dist(places[i], places[j])
@@ -74,7 +75,7 @@ def with_links(
 ) -> nx.Graph:
     """A copy of the graph with these attributes set on every edge.
 
-    The copy has nodes 0..n-1 and no self-loops, like every graph here, and no recipe.
+    The copy has no self-loops, like every graph here, and no recipe; nodes keep their names.
 
     Parameters
     ----------

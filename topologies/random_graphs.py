@@ -175,7 +175,7 @@ def random_geometric(
             "raise the radius, or allow more attempts"
         )
     network = certain(graph, f"random geometric r={radius:g}, {count_of_clients(n)}")
-    drawn = probabilities(probability, list(network.edges), n, False, streams)
+    drawn = probabilities(probability, list(network.edges), range(n), False, streams)
     for (_, _, data), p in zip(network.edges(data=True), drawn, strict=True):
         data["probability"] = p
     return network if latency is None else with_links(network, latency=by_distance(*latency))

@@ -13,6 +13,7 @@ import networkx as nx
 
 from asyncfed.errors import TopologyError
 from topologies._marks import (
+    Edge,
     Probability,
     canonical,
     checked,
@@ -35,7 +36,7 @@ def stochastic_undirected(
     ----------
     n_or_base : int or nx.Graph
         Number of clients, all linked with all, or an undirected graph that says which links there are. Its
-        nodes are relabelled 0..n-1 (integers in their order, other labels as listed), its self-loops dropped.
+        nodes keep their names, its self-loops are dropped.
     probability : number, range, function, mapping, array or None
         How likely each link exists at a step. A function is called with the smaller client first, a mapping
         may name an edge either way round, an array must be symmetric. None keeps the base graph's own.
@@ -65,8 +66,7 @@ def stochastic_directed(
     ----------
     n_or_base : int or nx.Graph or nx.DiGraph
         Number of clients, all linked with all, or a graph that says which links there are; an undirected edge
-        gives both directions. Its nodes are relabelled 0..n-1 (integers in their order, other labels as
-        listed), its self-loops dropped.
+        gives both directions. Its nodes keep their names, its self-loops are dropped.
     probability : number, range, function, mapping, array or None
         How likely each direction exists at a step. None keeps the base graph's own.
     seed : int
@@ -104,7 +104,7 @@ def star(clients: int, up: Probability = 1.0, down: Probability = 1.0, seed: int
     graph.add_nodes_from(range(n))
     # Positions as in the sorted list of all edges: the server's links stand last.
     for edges, rule, start in ((uplinks, up, 0), (downlinks, down, len(uplinks))):
-        drawn = probabilities(rule, edges, n, True, streams, start)
+        drawn = probabilities(rule, edges, range(n), True, streams, start)
         graph.add_edges_from((i, j, {"probability": p}) for (i, j), p in zip(edges, drawn, strict=True))
     return graph
 
@@ -129,18 +129,18 @@ def _stochastic(
                 "give a number, a range (low, high), a function, a mapping or an array"
             )
     edges = list(graph.edges)
-    drawn: Sequence[float | str]
+    drawn: Sequence[float | str | bool]
     if probability is None:
         drawn = [_kept(graph, edge) for edge in edges]
     else:
-        drawn = probabilities(probability, edges, n, directed, streams)
+        drawn = probabilities(probability, edges, list(graph), directed, streams)
     for (_, _, data), p in zip(graph.edges(data=True), drawn, strict=True):
         data["probability"] = p
     graph.graph["name"] = name
     return graph
 
 
-def _kept(graph: nx.Graph, edge: tuple[int, int]) -> float | str:
+def _kept(graph: nx.Graph, edge: Edge) -> float | str | bool:
     where = edge_name(edge, graph.is_directed())
     if "probability" not in graph.edges[edge]:
         raise TopologyError(

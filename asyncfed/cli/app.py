@@ -274,7 +274,8 @@ def trace(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
     by: Annotated[str, typer.Option(help="One row per what.", metavar="edge|node|phase|step|round")] = "edge",
     edge: Annotated[
-        tuple[int, int] | None, typer.Option(metavar="I J", help="Every message from I to J.")
+        tuple[str, str] | None,
+        typer.Option(metavar="I J", help="Every message from I to J, by their names or numbers."),
     ] = None,
     top: Annotated[int | None, typer.Option(min=1, help="How many rows to show; 20 unless told.")] = None,
     sort: Annotated[

@@ -13,7 +13,6 @@ from typing import Any, ParamSpec
 
 import typer
 
-from asyncfed.cli.printable import printable
 from asyncfed.errors import (
     AsyncfedError,
     RecoveredWarning,
@@ -24,6 +23,7 @@ from asyncfed.errors import (
     UnsoundWarning,
     WaitingWarning,
 )
+from asyncfed.printable import printable
 
 P = ParamSpec("P")
 

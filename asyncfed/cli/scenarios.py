@@ -155,7 +155,9 @@ def _locate(name: str) -> Path:
 
 
 def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"asyncfed_scenario_{path.stem}", path)
+    from asyncfed.registry import FILE_PREFIX
+
+    spec = importlib.util.spec_from_file_location(f"{FILE_PREFIX}{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ScenarioError(f"{path} cannot be loaded as Python; its name must end in .py")
     module = importlib.util.module_from_spec(spec)

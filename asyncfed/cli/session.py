@@ -7,13 +7,14 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from asyncfed.cli.progress import watcher
 from asyncfed.cli.summary import links_line
-from asyncfed.cli.tables import duration, print_metrics, print_pairs, stderr, stdout
+from asyncfed.cli.tables import print_metrics, print_pairs, stderr, stdout
 from asyncfed.errors import RunError, RunExistsError, ScenarioError
+from asyncfed.printable import duration
 from asyncfed.runner import resumable, resume, run
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario
+from asyncfed.watching import watcher
 
 if TYPE_CHECKING:
     from rich.console import Console

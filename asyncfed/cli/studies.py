@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
-from asyncfed.cli.progress import StudyWatcher
-from asyncfed.cli.tables import duration, print_columns, print_pairs, stderr, stdout
+from asyncfed.cli.tables import print_columns, print_pairs, stderr, stdout
 from asyncfed.errors import ScenarioError, TraceError
+from asyncfed.printable import duration
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.study import Study, StudyResult, load_study, run_study
 from asyncfed.study.summary import answer, text_columns
+from asyncfed.study.watching import StudyWatcher
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from asyncfed.cli.tables import duration
 from asyncfed.errors import TraceError
+from asyncfed.printable import duration
 from asyncfed.runner import resumable
 from asyncfed.runtime.lock import at_work
 

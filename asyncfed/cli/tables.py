@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from asyncfed.cli.printable import printable
 from asyncfed.errors import ScenarioError
+from asyncfed.printable import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,15 +112,6 @@ def write_csv(frame: pd.DataFrame, path: Path) -> None:
     finally:
         if part.exists():
             part.unlink()
-
-
-def duration(seconds: float) -> str:
-    """Short, for people."""
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def _table(frame: pd.DataFrame) -> Table:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def question(
-    trace: Trace, by: str, edge: tuple[int, int] | None, sort: str | None, ascending: bool
+    trace: Trace, by: str, edge: tuple[str, str] | None, sort: str | None, ascending: bool
 ) -> tuple[pd.DataFrame, str]:
     """The table, and what its rows are."""
     tables = {

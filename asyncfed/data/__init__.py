@@ -21,6 +21,7 @@ from asyncfed.data.partition import (
 )
 from asyncfed.data.shakespeare import Shakespeare, load_shakespeare
 from asyncfed.data.shards import ClientData, ClientShards, client_data_from_lists
+from asyncfed.data.sources import client_data
 from asyncfed.data.split import partition_data
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Partition",
     "Shakespeare",
     "class_counts",
+    "client_data",
     "client_data_from_lists",
     "data_directory",
     "has_test_part",

@@ -3,10 +3,14 @@
 `ClientShards` holds one split (say, the training samples) of all clients; where a client begins and how many
 samples it has is two small integer arrays. So a minibatch for every client of a block is one `index_select`,
 and ten thousand clients cost no more Python than ten. `ClientData` is the three splits of a problem.
+
+What a client's loss looks at beside its samples (a key for random draws, the buffers of a network) has one
+row for each client, and stands at the end of every batch that is taken: see `ClientShards.beside`.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +32,7 @@ class ClientShards:
 
     tensors: Samples
     sizes: IntArray
+    beside: Samples = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", np.asarray(self.sizes, dtype=np.int64))
@@ -60,8 +65,16 @@ class ClientShards:
         start = int(self.offsets[client])
         return tuple(tensor[start : start + int(self.sizes[client])] for tensor in self.tensors)
 
+    def with_beside(self, *rows: Tensor) -> ClientShards:
+        """The same samples, and in every batch of them these rows (one for each client) at its end."""
+        if not rows:
+            return self
+        other = copy.copy(self)
+        object.__setattr__(other, "beside", rows)
+        return other
+
     def select(self, clients: Sequence[int] | IntArray) -> ClientShards:
-        """The shards of some clients, in the order given (a copy)."""
+        """The samples of some clients, in the order given (a copy)."""
         chosen = np.asarray(clients, dtype=np.int64)
         sizes = self.sizes[chosen]
         starts = np.cumsum(sizes) - sizes
@@ -69,12 +82,13 @@ class ClientShards:
         return ClientShards(tuple(t.index_select(0, rows.to(t.device)) for t in self.tensors), sizes)
 
     def gather(self, clients: Tensor, index: Tensor) -> Samples:
-        """Samples number `index` (k, B) of `clients` (k,): one tensor (k, B, …) each.
+        """Samples number `index` (k, B) of `clients` (k,): one tensor (k, B, …) each, and what stands beside.
 
         An index counts within its client and must be smaller than that client's size; it is not checked here.
         """
         rows = (self._offsets[clients].unsqueeze(1) + index).reshape(-1)
-        return tuple(t.index_select(0, rows).view(*index.shape, *t.shape[1:]) for t in self.tensors)
+        samples = tuple(t.index_select(0, rows).view(*index.shape, *t.shape[1:]) for t in self.tensors)
+        return (*samples, *(t.index_select(0, clients) for t in self.beside)) if self.beside else samples
 
     def whole(self, clients: IntArray) -> Samples:
         """All samples of clients that have equally many (k, B, …): a view where they stand together."""
@@ -84,7 +98,8 @@ class ClientShards:
         if int(clients[-1]) - first == len(clients) - 1 and (everyone or (np.diff(clients) == 1).all()):
             start = int(self.offsets[first])
             rows = slice(start, start + size * len(clients))
-            return tuple(t[rows].view(len(clients), size, *t.shape[1:]) for t in self.tensors)
+            samples = tuple(t[rows].view(len(clients), size, *t.shape[1:]) for t in self.tensors)
+            return (*samples, *(t[first : first + len(clients)] for t in self.beside))
         device = self.tensors[0].device
         index = torch.arange(size, device=device).expand(len(clients), -1)
         return self.gather(torch.from_numpy(clients).to(device), index)

@@ -14,7 +14,7 @@ import torch
 
 from asyncfed.data.datasets import Dataset
 from asyncfed.data.partition import IntArray, Partition
-from asyncfed.data.shards import ClientData, ClientShards
+from asyncfed.data.shards import ClientData, ClientShards, Samples
 from asyncfed.errors import DataError
 from asyncfed.rng import Streams
 
@@ -40,6 +40,18 @@ def partition_data(
         )
     streams = Streams(seed)
     shares = partition.split(dataset.y.numpy(), clients, streams)
+    apart = None if test is None else (test.x, test.y)
+    return dealt((dataset.x, dataset.y), shares, streams, fractions, apart)
+
+
+def dealt(
+    samples: Samples,
+    shares: Sequence[IntArray],
+    streams: Streams,
+    fractions: Sequence[float],
+    test: Samples | None = None,
+) -> ClientData:
+    """Each client's share of the samples, split; and a test set that stands apart, dealt out evenly."""
     generator = streams.generator("split")
     parts: tuple[list[IntArray], ...] = ([], [], [])
     for client, share in enumerate(shares):
@@ -47,26 +59,26 @@ def partition_data(
         pieces = np.split(generator.permutation(share), [train, train + validation])
         for part, piece in zip(parts, pieces, strict=True):
             part.append(np.sort(piece))
-    packed = [_packed(dataset, part) for part in parts]
+    packed = [_packed(samples, part) for part in parts]
     if test is not None:
-        packed[2] = _packed(test, _even_shares(test, clients, streams))
+        packed[2] = _packed(test, _even_shares(len(test[0]), len(shares), streams))
     return ClientData(*packed)
 
 
-def _even_shares(test: Dataset, clients: int, streams: Streams) -> list[IntArray]:
-    if len(test) < clients:
+def _even_shares(samples: int, clients: int, streams: Streams) -> list[IntArray]:
+    if samples < clients:
         raise DataError(
-            f"{clients} clients need a test sample each, the separate test set has {len(test)}; "
+            f"{clients} clients need a test sample each, the separate test set has {samples}; "
             "use fewer clients, or leave it out and set the third fraction"
         )
-    order = streams.generator("test part").permutation(len(test))
+    order = streams.generator("test part").permutation(samples)
     return [np.sort(share) for share in np.array_split(order, clients)]
 
 
-def _packed(dataset: Dataset, part: list[IntArray]) -> ClientShards:
+def _packed(samples: Samples, part: list[IntArray]) -> ClientShards:
     rows = torch.from_numpy(np.concatenate(part))
     return ClientShards(
-        (dataset.x[rows], dataset.y[rows]), np.array([len(piece) for piece in part], dtype=np.int64)
+        tuple(tensor[rows] for tensor in samples), np.array([len(piece) for piece in part], dtype=np.int64)
     )
 
 

@@ -19,6 +19,7 @@ from asyncfed.network.expectations import (
     require_links_back,
     require_undirected,
 )
+from asyncfed.network.names import Names
 from asyncfed.network.over_time import Bursts, LinkTimes, VaryingProbability
 from asyncfed.network.presence import Attendance, DrawnPresence, GivenPresence, Presence, PresenceFile
 from asyncfed.network.timing import Lockstep, Timing, VirtualTime
@@ -41,6 +42,7 @@ __all__ = [
     "Lockstep",
     "LogNormal",
     "Metropolis",
+    "Names",
     "Presence",
     "PresenceFile",
     "Table",

@@ -14,7 +14,8 @@ import numpy as np
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
-from asyncfed.network.server import Server, is_number, is_whole, server_links
+from asyncfed.network.names import is_whole
+from asyncfed.network.server import Server, is_number, server_links
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -135,6 +136,10 @@ class Buffered:
                 f"at_work is {self.at_work}, and there are {clients} clients; nobody works on two requests "
                 f"at once, so give at most {clients}"
             )
+
+    def on(self, network: Network) -> Buffered:
+        """It names no clients."""
+        return self
 
     def may_ask(self, clients: int, turn: int) -> IntArray:
         """Whoever is free may be asked."""

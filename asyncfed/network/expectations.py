@@ -197,7 +197,7 @@ def require_links_back(network: Network) -> None:
     alone = np.flatnonzero(network.reverse < 0)
     if len(alone) == 0:
         return
-    a, b = (network.labels[ends[alone[0]]] for ends in (network.senders, network.receivers))
+    a, b = (network.names[ends[alone[0]]] for ends in (network.senders, network.receivers))
     raise TopologyError(
         f"there is a link {a}→{b} but none {b}→{a} ({len(alone)} such links in all); HGP needs a link back "
         f"(Assumption 6 of Terashita & Hara 2022), for client {b} weighs what it hears from {a} by what it "

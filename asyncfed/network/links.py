@@ -9,7 +9,7 @@ A node may carry `compute` (how many times slower it is), `uplink` and `downlink
 shared by all of its links; see `sharing`).
 
 Nodes are numbered in the order of the graph, the server (where there is one) last: so a client has the same
-number here, in the problem, in the metrics and in the trace.
+number here, in the problem, in the metrics and in the trace. What people call them is in `names`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.errors import ScenarioError, TopologyError
+from asyncfed.network.attributes import check_attributes
 from asyncfed.network.distributions import Constant, Distribution, as_distribution
+from asyncfed.network.names import Names, in_order
 from asyncfed.network.over_time import LinksOverTime, compile_over_time, varies
 from asyncfed.rng import Streams, chances
 
@@ -61,6 +63,10 @@ class Network:
     @property
     def edges(self) -> int:
         return len(self.senders)
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.labels)
 
     @cached_property
     def lossless(self) -> bool:
@@ -200,9 +206,8 @@ def compile_network(
     server = graph.graph.get("server")
     if server is not None and server not in graph:
         raise TopologyError(f"the topology's server is {server!r}, which is not one of its nodes")
-    labels = tuple(node for node in graph.nodes if server is None or node != server)
-    if server is not None:
-        labels = (*labels, server)
+    check_attributes(graph)
+    labels = in_order(graph.nodes, server)
     n = len(labels)
     index = {label: i for i, label in enumerate(labels)}
     directed = bool(graph.is_directed())
@@ -262,8 +267,8 @@ def require_strongly_connected(network: Network) -> None:
         if not reached.all():
             missing = int(np.flatnonzero(~reached)[0])
             raise TopologyError(
-                f"the topology is not strongly connected: client {network.labels[missing]} {wording} "
-                f"client {network.labels[0]} ({int((~reached).sum())} such clients in all); "
+                f"the topology is not strongly connected: client {network.names[missing]} {wording} "
+                f"client {network.names[0]} ({int((~reached).sum())} such clients in all); "
                 "add links, or use the protocol Local, which needs none"
             )
 

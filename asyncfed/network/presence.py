@@ -2,8 +2,7 @@
 
 A presence is a value that a timing takes, `Lockstep(presence=GivenPresence({3: [(10, 50)]}))`. A client is
 there in intervals [from, to) of time: it joins late where the first begins after 0, and leaves for good where
-the last one ends. Clients that are not named are always there, and so is a server. A client is named by its
-number, or by the name of its node where that is no number.
+the last one ends. Clients that are not named are always there, and so is a server.
 
 What an absence does, each presence says:
 
@@ -16,11 +15,9 @@ What an absence does, each presence says:
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -28,8 +25,9 @@ import numpy as np
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.distributions import Distribution, as_distribution
+from asyncfed.network.names import Names, plain_name
 from asyncfed.network.uptimes import AlternatingTimes, GivenTimes, Intervals, Uptimes, checked_intervals
-from asyncfed.reading import open_regular
+from asyncfed.reading import csv_lines
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -50,8 +48,8 @@ class Attendance:
 class Presence(Protocol):
     """When clients are there, as a value that a scenario names."""
 
-    def attend(self, labels: Sequence[Hashable], n: int, streams: Streams) -> Attendance:
-        """Of `n` clients whose nodes are called `labels`; refuses what does not fit them."""
+    def attend(self, names: Names, streams: Streams) -> Attendance:
+        """Of clients that are called so; refuses what does not fit them."""
         ...
 
 
@@ -81,7 +79,7 @@ class GivenPresence:
         if period is not None and not (isinstance(period, (int, float)) and 0 < period < math.inf):
             raise ScenarioError(f"the period of a presence is {period!r}; it must be above 0 and finite")
         within = math.inf if period is None else period
-        table = {_named(c): checked_intervals(some, f"client {c}", within) for c, some in given.items()}
+        table = {plain_name(c): checked_intervals(some, f"client {c}", within) for c, some in given.items()}
         object.__setattr__(self, "intervals", table)
 
     @classmethod
@@ -89,10 +87,9 @@ class GivenPresence:
         """The table of a function that says when client 0, 1, … is there."""
         return cls({client: function(client) for client in range(clients)}, **more)
 
-    def attend(self, labels: Sequence[Hashable], n: int, streams: Streams) -> Attendance:
-        clients = _Clients(labels, n)
-        intervals = {clients.number(name, "the presence"): some for name, some in self.intervals.items()}
-        return _attendance(self, GivenTimes(n, intervals, self.period, "client"))
+    def attend(self, names: Names, streams: Streams) -> Attendance:
+        intervals = {names.number(name, "the presence"): some for name, some in self.intervals.items()}
+        return _attendance(self, GivenTimes(len(names), intervals, self.period, "client"))
 
 
 @register("presence")
@@ -122,14 +119,13 @@ class DrawnPresence:
                 raise ScenarioError(
                     f"clients is {self.clients!r}; it must be a list of those who come and go, or None"
                 )
-            object.__setattr__(self, "clients", tuple(map(_named, self.clients)))
+            object.__setattr__(self, "clients", tuple(map(plain_name, self.clients)))
 
-    def attend(self, labels: Sequence[Hashable], n: int, streams: Streams) -> Attendance:
-        kind_of = np.zeros(n, dtype=np.int64)
+    def attend(self, names: Names, streams: Streams) -> Attendance:
+        kind_of = np.zeros(len(names), dtype=np.int64)
         if self.clients is not None:
-            known = _Clients(labels, n)
             kind_of[:] = -1
-            kind_of[[known.number(name, "the presence") for name in self.clients]] = 0
+            kind_of[[names.number(name, "the presence") for name in self.clients]] = 0
         laws = as_distribution(self.there), as_distribution(self.away)
         return _attendance(self, AlternatingTimes(streams, "presence", [laws], kind_of))
 
@@ -147,31 +143,21 @@ class PresenceFile:
         _check_absence(self)
         object.__setattr__(self, "path", os.fspath(self.path))
 
-    def attend(self, labels: Sequence[Hashable], n: int, streams: Streams) -> Attendance:
-        clients = _Clients(labels, n)
+    def attend(self, names: Names, streams: Streams) -> Attendance:
         intervals: dict[int, list[tuple[float, float]]] = {}
         for line, (node, begin, end) in csv_rows(self.path, ("node", "from", "to")):
             where = f"{self.path}, line {line}"
             pair = csv_interval(begin, end, where)
-            some = intervals.setdefault(clients.number(_named(node), where), [])
+            some = intervals.setdefault(names.number(plain_name(node), where), [])
             checked_intervals([*some, pair], f"node {node} ({where})")
             some.append(pair)
-        return _attendance(self, GivenTimes(n, intervals, None, "client"))
+        return _attendance(self, GivenTimes(len(names), intervals, None, "client"))
 
 
 def csv_rows(path: str | os.PathLike[str], header: tuple[str, ...]) -> list[tuple[int, list[str]]]:
     """Line numbers and fields of a file in CSV, which must have this header; empty lines are passed over."""
     named = ",".join(header)
-    try:
-        with open_regular(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [field.strip() for field in row]) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ScenarioError(
-            f"cannot read {path}: {reason}; it must be a CSV file with the header {named}"
-        ) from None
-    rows = [(line, row) for line, row in rows if any(row)]
+    rows = csv_lines(path, f"the header {named}")
     if not rows or tuple(rows[0][1]) != header:
         found = ",".join(rows[0][1]) if rows else "nothing"
         raise ScenarioError(f"{path} begins with {found}; its first line must be the header {named}")
@@ -192,30 +178,6 @@ def csv_interval(begin: str, end: str, where: str) -> tuple[float, float]:
     if not 0 <= numbers[0] < numbers[1]:
         raise ScenarioError(f"{where}: an interval from {begin} to {end or 'ever'} must have 0 ≤ from < to")
     return numbers[0], numbers[1]
-
-
-class _Clients:
-    """The clients by number, or by the names of their nodes."""
-
-    def __init__(self, labels: Sequence[Hashable], n: int) -> None:
-        self._n = n
-        self._numbers: dict[Any, int] = {str(label): place for place, label in enumerate(labels[:n])}
-        self._numbers |= {place: place for place in range(n)}
-
-    def number(self, client: Any, where: str) -> int:
-        if client not in self._numbers:
-            raise ScenarioError(
-                f"{where} names client {client!r}; the clients are 0 to {self._n - 1}, or the names of their "
-                "nodes"
-            )
-        return self._numbers[client]
-
-
-def _named(client: Any) -> Any:
-    """A number, also as a file has it, or a name."""
-    if isinstance(client, (int, np.integer)) and not isinstance(client, bool):
-        return int(client)
-    return int(client) if isinstance(client, str) and client.isdecimal() else client
 
 
 def _check_absence(presence: GivenPresence | DrawnPresence | PresenceFile) -> None:

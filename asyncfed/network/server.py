@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, IntArray, Network
+from asyncfed.network.names import is_whole, plain_name
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -23,7 +24,8 @@ class Server:
     ----------
     participation
         Which clients it asks: a fraction C in (0, 1] of all, drawn anew as often as the method says; or the
-        numbers of some clients, always the same; or a list of such sets, taken in turn at every draw.
+        names or numbers of some clients, always the same; or a list of such sets, taken in turn at every
+        draw.
     weighted
         Whether an answer counts as much as its client has training samples; by default all count the same.
     quorum
@@ -41,7 +43,7 @@ class Server:
         older one, "all" works off one after the other.
     """
 
-    participation: float | Sequence[int] | Sequence[Sequence[int]] = 1.0
+    participation: float | Sequence[int | str] | Sequence[Sequence[int | str]] = 1.0
     weighted: bool = False
     quorum: int | float | None = None
     deadline: float | None = None
@@ -76,13 +78,7 @@ class Server:
                 f"a deadline of {self.deadline} needs virtual time, for in lockstep every answer comes in "
                 "the same unit of time; give the scenario timing=VirtualTime(…), or leave the deadline out"
             )
-        sets = self._sets()
-        for some in sets:
-            for client in some:
-                if not 0 <= client < clients:
-                    raise ScenarioError(
-                        f"participation names client {client}; the clients are 0 to {clients - 1}"
-                    )
+        sets = self.on(network)._sets()
         fewest = min(map(len, sets)) if sets else self._count(clients)
         if self.quorum is not None and self._needed(fewest) > fewest:
             raise ScenarioError(
@@ -90,6 +86,14 @@ class Server:
                 "the quorum or raise the participation"
             )
         server_links(network)
+
+    def on(self, network: Network) -> Server:
+        """The same with the numbers of the clients that it names."""
+        if not isinstance(self.participation, tuple):
+            return self
+        clients = network.names.first(network.n - 1)
+        sets = [[clients.number(one, "participation") for one in some] for some in self._sets()]
+        return replace(self, participation=sets)
 
     def may_ask(self, clients: int, turn: int) -> IntArray:
         """Those among whom draw number `turn` of the run is made."""
@@ -125,16 +129,11 @@ class Server:
         assert not isinstance(self.participation, Sequence)
         return max(1, int(self.participation * clients + 0.5))
 
-    def _sets(self) -> tuple[tuple[int, ...], ...]:
+    def _sets(self) -> tuple[tuple[Any, ...], ...]:
         given: Any = self.participation
         if not isinstance(given, tuple):
             return ()
         return given if isinstance(given[0], tuple) else (given,)
-
-
-def is_whole(value: object) -> bool:
-    """Of numbers and nothing else: a whole one."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
@@ -148,18 +147,22 @@ def _participation(given: Any) -> Any:
         return given
     several = isinstance(given, (list, tuple)) and any(isinstance(some, (list, tuple)) for some in given)
     sets = given if several else [given]
-    if not all(isinstance(some, (list, tuple)) and all(map(is_whole, some)) for some in sets):
+    if not all(isinstance(some, (list, tuple)) and all(map(_names_one, some)) for some in sets):
         raise ScenarioError(
             f"participation is {given!r}; it must be a fraction in (0, 1], a list of clients, or a list of "
             "such lists"
         )
-    tuples = tuple(tuple(int(client) for client in some) for some in sets)
+    tuples = tuple(tuple(map(plain_name, some)) for some in sets)
     if not all(tuples):
         raise ScenarioError("participation names no clients; give at least one in every set")
     for some in tuples:
         if len(set(some)) < len(some):
             raise ScenarioError(f"participation {list(some)} names a client twice; name each once")
     return tuples if several else tuples[0]
+
+
+def _names_one(client: object) -> bool:
+    return is_whole(client) or isinstance(client, str)
 
 
 def _clients(network: Network) -> int:
@@ -185,7 +188,7 @@ def server_links(network: Network) -> tuple[IntArray, IntArray]:
         missing = nodes if not len(code) else nodes[code[place] != wanted]
         if len(missing):
             raise TopologyError(
-                f"there is no link {way} client {network.labels[int(missing[0])]} ({len(missing)} such "
+                f"there is no link {way} client {network.names[int(missing[0])]} ({len(missing)} such "
                 "clients in all); a server needs a link to and from every client: use topologies.star(…)"
             )
         found.append(place.astype(np.int64))

@@ -14,6 +14,7 @@ from asyncfed.network.buffer import AnyServer, Buffered
 from asyncfed.network.distributions import Constant, Distribution, Table, as_distribution
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
+from asyncfed.network.names import plain_name
 from asyncfed.network.presence import Attendance, Presence
 from asyncfed.network.schedules.asked import AskedSchedule
 from asyncfed.network.schedules.buffered import BufferedSchedule
@@ -110,9 +111,9 @@ class VirtualTime:
         How long a step takes: a number, a distribution (`Exponential(1.0)` or the text "exponential(1.0)"),
         or a `Table`.
     factors
-        How many times slower some clients are: a mapping from client to factor, or one factor per client,
-        beside what a topology's nodes say of themselves (`compute`). (A server is no client and takes no
-        time.)
+        How many times slower some clients are: a mapping from client (its name, or its number) to factor, or
+        one factor per client, beside what a topology's nodes say of themselves (`compute`). (A server is no
+        client and takes no time.)
     per
         What the compute time is of: a "step", or a "sample": then a step takes as many times longer as it has
         samples in its minibatch, and a client's work for a server as it goes over samples.
@@ -136,7 +137,7 @@ class VirtualTime:
     """
 
     compute: float | str | Distribution | Table = 1.0
-    factors: Mapping[int, float] | Sequence[float] = field(default_factory=dict)
+    factors: Mapping[int | str, float] | Sequence[float] = field(default_factory=dict)
     latency: float | str | Distribution = 0.0
     bandwidth: float = float("inf")
     loss: float = 0.0
@@ -161,10 +162,10 @@ class VirtualTime:
             )
         object.__setattr__(self, "compute", compute)
         object.__setattr__(self, "latency", as_distribution(self.latency))
-        factors: dict[int, float] | tuple[float, ...]
+        factors: dict[int | str, float] | tuple[float, ...]
         if isinstance(self.factors, Mapping):
             factors = {
-                int(_number(client, "a client in factors")): _number(factor, f"factors[{client!r}]")
+                _client(client): _number(factor, f"factors[{client!r}]")
                 for client, factor in self.factors.items()
             }
         else:
@@ -262,12 +263,12 @@ class VirtualTime:
                 "give one each, or a mapping for some"
             )
         array = np.ones(n)
-        for client, factor in _pairs(self.factors):
-            if not 0 <= client < n:
-                raise ScenarioError(
-                    f"a compute-time factor is given for client {client}, but clients are 0 to {n - 1}"
-                )
-            array[client] = factor
+        if isinstance(self.factors, Mapping):
+            clients = network.names.first(n)
+            for client, factor in self.factors.items():
+                array[clients.number(client, "a compute-time factor")] = factor
+        else:
+            array[:] = self.factors
         array *= network.compute[:n]
         if self.per == "sample" and samples is not None:
             array *= samples
@@ -304,7 +305,7 @@ def _attendance(
         return None
     opened = _OPENED.setdefault(streams, {})
     if clients not in opened:
-        opened[clients] = presence.attend(network.labels[:clients], clients, streams)
+        opened[clients] = presence.attend(network.names.first(clients), streams)
     return opened[clients]
 
 
@@ -315,7 +316,15 @@ def _check_running_sums(value: object) -> None:
         )
 
 
-def _pairs(factors: Mapping[int, float] | Sequence[float]) -> list[tuple[int, float]]:
+def _client(given: Any) -> int | str:
+    """A client in factors, also as files write a whole number: "3", or 3.0."""
+    client = int(given) if isinstance(given, (float, np.floating)) and given % 1 == 0 else plain_name(given)
+    if isinstance(client, bool) or not isinstance(client, (int, str)):
+        raise ScenarioError(f"a client in factors is {given!r}; it must be a name or a number")
+    return client
+
+
+def _pairs(factors: Mapping[int | str, float] | Sequence[float]) -> list[tuple[int | str, float]]:
     return list(factors.items()) if isinstance(factors, Mapping) else list(enumerate(factors))
 
 

@@ -126,7 +126,7 @@ class Given:
         object.__setattr__(self, "matrix", tuple(tuple(float(v) for v in row) for row in self.matrix))
 
     def prepare(self, network: Network) -> Shares:
-        n = network.n
+        n, names = network.n, network.names
         lengths = sorted({len(row) for row in self.matrix})
         if len(self.matrix) != n or lengths != [n]:
             raise ScenarioError(
@@ -136,20 +136,21 @@ class Given:
         W = np.array(self.matrix)
         if (W < 0).any():
             i, j = (int(v) for v in np.argwhere(W < 0)[0])
-            raise ScenarioError(f"weight {i}→{j} is {W[i, j]}; weights must not be negative")
+            raise ScenarioError(f"weight {names[i]}→{names[j]} is {W[i, j]}; weights must not be negative")
         sums = W.sum(axis=1)
         if not np.abs(sums - 1).max() <= _TOLERANCE:  # a NaN is refused too
             i = int(np.abs(sums - 1).argmax())
             raise ScenarioError(
-                f"the weights that client {i} gives away and keeps sum to {sums[i]:.12g}; they must sum to 1"
+                f"the weights that client {names[i]} gives away and keeps sum to {sums[i]:.12g}; they must "
+                "sum to 1"
             )
         linked = np.eye(network.n, dtype=np.bool_)
         linked[network.senders, network.receivers] = True
         if (W > 0)[~linked].any():
             i, j = (int(v) for v in np.argwhere((W > 0) & ~linked)[0])
             raise ScenarioError(
-                f"weight {i}→{j} is {W[i, j]}, but the topology has no link {i}→{j}; "
-                "set it to 0 or add the link"
+                f"weight {names[i]}→{names[j]} is {W[i, j]}, but the topology has no such link; set it to 0 "
+                "or add the link"
             )
         return _FixedShares(network, W[network.senders, network.receivers])
 

@@ -15,9 +15,11 @@ from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.logistic_pair import logistic_pair
 from asyncfed.problems.loss_tuning import loss_tuning
 from asyncfed.problems.minimax_saddle import minimax_saddle, saddle_point
+from asyncfed.problems.modules import from_module
 from asyncfed.problems.normal_mixture import mixture_truth, normal_mixture
 from asyncfed.problems.personalized import personalized, personalized_classification
 from asyncfed.problems.problem import (
+    Buffers,
     Mixture,
     Problem,
     Recipe,
@@ -30,6 +32,7 @@ from asyncfed.problems.quadratic import average_minimiser, quadratic
 from asyncfed.problems.regularization_tuning import regularization_tuning
 
 __all__ = [
+    "Buffers",
     "Derivatives",
     "Layout",
     "Mixture",
@@ -42,6 +45,7 @@ __all__ = [
     "classification",
     "compositional",
     "compositional_solution",
+    "from_module",
     "hyper_representation",
     "local_hypergradient_solution",
     "logistic_pair",

@@ -27,13 +27,14 @@ def check_functions(problem: Problem) -> None:
         data.validation if problem.outer_split == "validation" and data.validation.total else data.train
     )
     for name, over in (("inner_loss", data.train), ("outer_loss", outer_data)):
-        found = getattr(problem, name)(inner, outer, _samples(over))
+        found = getattr(problem, name)(inner, outer, _samples(problem, over))
         if not isinstance(found, Tensor) or found.ndim:
             raise ScenarioError(
                 f"{name} of problem {problem.name!r} returns {_form(found)}; it must be a tensor that is one "
                 "number, the mean over the samples of its batch (.mean())"
             )
-    batch = _samples(next((shards for shards in (data.test, data.validation) if shards.total), data.train))
+    over = next((shards for shards in (data.test, data.validation) if shards.total), data.train)
+    batch = _samples(problem, over)
     for name, values in problem.measured(inner, outer, batch).items():
         if not isinstance(values, Tensor) or values.shape != (len(batch[0]),):
             raise ScenarioError(
@@ -86,10 +87,11 @@ def _begun(problem: Problem, which: str) -> Params:
     return layout.views_one(layout.flatten(values).float())
 
 
-def _samples(shards: ClientShards) -> Batch:
-    """The first two samples of one client, or its only one."""
+def _samples(problem: Problem, shards: ClientShards) -> Batch:
+    """The first two samples of one client, or its only one, and what stands beside them."""
     client = int(shards.sizes.argmax())
-    return tuple(t[:2].float() if t.is_floating_point() else t[:2] for t in shards.of(client))
+    samples = tuple(t[:2].float() if t.is_floating_point() else t[:2] for t in shards.of(client))
+    return samples + tuple(row[0] for row in problem.beside(torch.zeros(1)))
 
 
 def _form(value: object) -> str:

@@ -111,29 +111,45 @@ class Derivatives:
         return Derivatives(weighed, self.inner, Layout.of({}))
 
     def inner_gradient(
-        self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None = None, out: Tensor | None = None
+        self,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        scale: Scale | None = None,
+        out: Tensor | None = None,
+        moved: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Gradient in x (k, d), times `scale` (number or (k, 1)), in `out` where given; and the loss (k,)."""
+        """Gradient in x (k, d), times `scale` (number or (k, 1)), in `out` where given; and the loss (k,). In
+        `moved` (k, b), where given, the buffers after it.
+        """
         gradient = torch.empty_like(x) if out is None else out
         loss = x.new_empty(len(x), 1)
         if self.problem.vectorize and len(x) > 1:
             if len(x) * batch[0].shape[1] * self.inner.d < WORTH_SHARING:  # then it is Python that takes long
-                return gradient, self._replayed_gradient(x, lam, batch, scale, gradient)
-            outputs = ((self.inner, gradient, scale), (_SCALAR, loss, None))
+                return gradient, self._replayed_gradient(x, lam, batch, scale, gradient, moved)
+            outputs = ((self.inner, gradient, scale), (_SCALAR, loss, None), *self._moving(x, moved))
             self._run("inner_gradient", (x, lam, batch), outputs)
         else:
             for i in range(len(x)):
                 own_scale = scale[i, 0] if isinstance(scale, Tensor) else scale
-                loss[i, 0] = self._own_gradient(x[i], lam[i], _row(batch, i), own_scale, gradient[i])
+                after = None if moved is None else moved[i]
+                loss[i, 0] = self._own_gradient(x[i], lam[i], _row(batch, i), own_scale, gradient[i], after)
         return gradient, loss[:, 0]
+
+    def _moving(self, x: Tensor, moved: Tensor | None) -> tuple[tuple[Layout, Tensor, None], ...]:
+        """Where buffers go after a gradient, of a problem that has them."""
+        if self.problem.buffers is None:
+            return ()
+        row = Layout(None, (tuple(self.problem.buffers.row.shape),))
+        return ((row, x.new_empty(len(x), row.d) if moved is None else moved, None),)
 
     @torch.no_grad()
     def _replayed_gradient(
-        self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None, out: Tensor
+        self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None, out: Tensor, moved: Tensor | None
     ) -> Tensor:
         """The gradient in `out`, by recorded operations; returns the losses."""
         leaves = (*self.inner.leaves(self.inner.views(x)), *self.outer.leaves(self.outer.views(lam)))
-        *found, loss = self._replayed["inner"](*leaves, *batch)
+        *found, loss = self._moved_on(self._replayed["inner"](*leaves, *batch), moved)
         for value, view in zip(found, self.inner.leaves(self.inner.views(out)), strict=True):
             _write_one(value, view, scale)
         return loss
@@ -147,22 +163,24 @@ class Derivatives:
         batch: Batch,
         rate: Scale,
         into: Tensor | None = None,
+        moved: Tensor | None = None,
     ) -> Tensor:
         """A gradient step in place: of the inner loss in x ("inner"), or of the outer loss in lam ("outer").
         Returns the losses before it (k,). For many steps of equal shapes: see `Replay`. With `into` the step
-        is made there, and the variable stays.
+        is made there, and the variable stays. In `moved`, where given, the buffers after it ("inner").
         """
         layout, variable = (self.inner, x) if level == "inner" else (self.outer, lam)
         variable = variable if into is None else into
         if not self.problem.vectorize or len(x) == 1:
             if level == "inner":
-                step, loss = self.inner_gradient(x, lam, batch, -rate)
+                step, loss = self.inner_gradient(x, lam, batch, -rate, moved=moved)
             else:
                 step, loss = self.outer_gradient(x, lam, batch, "outer", -rate)
             variable.add_(step)
             return loss
         leaves = (*self.inner.leaves(self.inner.views(x)), *self.outer.leaves(self.outer.views(lam)))
-        *found, loss = self._replayed[level](*leaves, *batch)
+        made = self._replayed[level](*leaves, *batch)
+        *found, loss = self._moved_on(made, moved) if level == "inner" else made
         for gradient, view in zip(found, layout.leaves(layout.views(variable)), strict=True):
             if isinstance(rate, Tensor):
                 view.addcmul_(gradient, rate.view(-1, *(1,) * (view.ndim - 1)), value=-1.0)
@@ -185,11 +203,27 @@ class Derivatives:
         kernel, layout = (
             ("inner_gradient", self.inner) if level == "inner" else ("outer_gradient_outer", self.outer)
         )
-        gradient, loss = self._kernels[kernel](x, lam, tensors[inner + outer :])
+        gradient, loss, *buffers = self._kernels[kernel](x, lam, tensors[inner + outer :])
         assert isinstance(loss, Tensor)
-        return (*layout.leaves(gradient), loss)
+        return (*layout.leaves(gradient), loss, *(row for row in buffers if isinstance(row, Tensor)))
 
-    def _own_gradient(self, x: Tensor, lam: Tensor, batch: Batch, scale: Scale | None, out: Tensor) -> Tensor:
+    def _moved_on(self, made: tuple[Tensor, ...], moved: Tensor | None) -> tuple[Tensor, ...]:
+        """Gradients and losses; the buffers behind them, of a problem that has some, go to `moved`."""
+        if self.problem.buffers is None:
+            return made
+        if moved is not None:
+            moved.copy_(made[-1])
+        return made[:-1]
+
+    def _own_gradient(
+        self,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        scale: Scale | None,
+        out: Tensor,
+        moved: Tensor | None = None,
+    ) -> Tensor:
         """One client's, by plain autograd: for a single client faster than torch.func, which besides loads
         the compiler and sympy at its first gradient (85 MB and two seconds, in every actor).
 
@@ -197,7 +231,11 @@ class Derivatives:
         """
         params, leaves = self.inner.leaves_one(x)
         with torch.enable_grad():
-            loss = self.problem.inner_loss(params, self.outer.views_one(lam), batch)
+            if moved is None or self.problem.buffers is None:
+                loss = self.problem.inner_loss(params, self.outer.views_one(lam), batch)
+            else:
+                loss, after = self.problem.buffers.loss(params, self.outer.views_one(lam), batch)
+                moved.copy_(after.detach())
         found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         target = self.inner.leaves(self.inner.views_one(out))
         for value, view in zip(found, target, strict=True):
@@ -443,8 +481,9 @@ class Derivatives:
         return hessian, cross
 
     def unused_outer(self, batch: Batch) -> list[str]:
-        """The parts of the outer variable that neither loss of a client depends on, by name."""
+        """The parts of the outer variable that neither loss of some samples depends on, by name."""
         dtype = next((t.dtype for t in batch if t.is_floating_point()), torch.get_default_dtype())
+        batch += tuple(row[0] for row in self.problem.beside(torch.zeros(1, dtype=dtype)))
         generator = torch.Generator().manual_seed(0)
         inner, _ = self.inner.leaves_one(self.inner.flatten(self.problem.init_inner(generator)).to(dtype))
         outer, leaves = self.outer.leaves_one(
@@ -492,6 +531,7 @@ class Derivatives:
         with torch.no_grad():
             for start in range(0, shards.total, most):
                 batch = tuple(t[start : start + most] for t in shards.tensors)
+                batch += tuple(row[0] for row in shards.beside)  # the same for all
                 for name, values in self.problem.measured(inner, outer, batch).items():
                     sums[name].index_add_(0, owner[start : start + most], values)
         return sums
@@ -546,6 +586,12 @@ def _kernels(problem: Problem) -> dict[str, Kernel]:
     """Functions of one client's (inner, outer, batch, direction) that return tuples of Params."""
     f, F = problem.inner_loss, problem.outer_loss
     f_by_x, f_by_lam = grad(f, argnums=0), grad(f, argnums=1)
+    buffers = problem.buffers
+
+    def inner_gradient(x: Params, lam: Params, batch: Batch) -> tuple[Params, ...]:
+        assert buffers is not None
+        gradient, (value, moved) = grad_and_value(buffers.loss, argnums=0, has_aux=True)(x, lam, batch)
+        return gradient, value, moved
 
     def outer_gradients(x: Params, lam: Params, batch: Batch) -> tuple[Params, ...]:
         (by_x, by_lam), value = grad_and_value(F, argnums=(0, 1))(x, lam, batch)
@@ -568,7 +614,7 @@ def _kernels(problem: Problem) -> dict[str, Kernel]:
         return tuple(found[name] for name in problem.metrics)
 
     return {
-        "inner_gradient": grad_and_value(f, argnums=0),
+        "inner_gradient": grad_and_value(f, argnums=0) if buffers is None else inner_gradient,
         "inner_outer_gradient": lambda x, lam, batch: (f_by_lam(x, lam, batch),),
         "inner_hessian_vectors": hessian_vectors,
         "inner_second_vectors": second_vectors,

@@ -89,6 +89,31 @@ class Mixture:
         return weighed if self.penalty is None else weighed + self.penalty(inner)
 
 
+Kept = Literal["local", "averaged"]
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What a network changes as it is trained, beside its parameters: the running statistics of BatchNorm.
+
+    Whoever trains by the inner loss moves them on; evaluation and second derivatives never do.
+
+    Parameters
+    ----------
+    row
+        One client's at the beginning, flat.
+    loss
+        (inner, outer, batch) → the inner loss, and the buffers after it, flat.
+    kept
+        "local": they stay at their client, whose batches end with them. "averaged": they are the last numbers
+        of the inner variable, travel with it, and are averaged as it is.
+    """
+
+    row: Tensor
+    loss: Callable[[Any, Any, Batch], tuple[Tensor, Tensor]]
+    kept: Kept = "local"
+
+
 def _as_inner(inner: Any, outer: Any, batch: Batch) -> Tensor:
     raise AssertionError("stands for a loss until __post_init__ replaces it")
 
@@ -125,6 +150,11 @@ class Problem:
     falls into two, to save work; with it, `inner_loss` may be left out. `joint_metrics` may compute all
     metrics at once, a dict with the names of `metrics`, where they share most of their work. `mixture` may
     say how the inner variable is a mixture of models, for methods that fit one.
+
+    With `draws` a batch has one tensor more: a key, one whole number for the client and its step, from which
+    a loss makes all its random numbers (`asyncfed.problems.draws`). It is the same wherever the client is, so
+    a loss is still a pure function of what it is given. With `buffers` that are local a batch ends with the
+    client's row of them. `state_dict` makes of a client's (inner, outer, buffers) what a torch module loads.
     """
 
     name: str
@@ -139,9 +169,17 @@ class Problem:
     stages: Stages | None = None
     mixture: Mixture | None = None
     vectorize: bool = True
+    draws: bool = False
+    buffers: Buffers | None = None
+    state_dict: Callable[[Any, Any, Tensor | None], dict[str, Tensor]] | None = None
     recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
+        if self.stages is not None and (self.draws or self.buffers is not None):
+            raise ScenarioError(
+                f"problem {self.name!r} has stages, which are computed once and used in many steps, and "
+                "draws random numbers or has buffers, which change; leave out `stages`"
+            )
         if self.inner_loss is _as_inner:
             if self.stages is None:
                 raise ScenarioError(f"problem {self.name!r} has no inner_loss; give it one, or `stages`")
@@ -174,6 +212,25 @@ class Problem:
     def sample_sizes(self) -> dict[Level, npt.NDArray[np.int64]]:
         """How many samples each client has of either loss."""
         return {"inner": self.data.train.sizes, "outer": self.outer_data.sizes}
+
+    @property
+    def local_buffers(self) -> Tensor | None:
+        """One client's at the beginning, where they stay at their client."""
+        return None if self.buffers is None or self.buffers.kept != "local" else self.buffers.row
+
+    @property
+    def averaged_buffers(self) -> int:
+        """How many of the last numbers of the inner variable are buffers."""
+        return self.buffers.row.numel() if self.buffers is not None and self.buffers.kept == "averaged" else 0
+
+    def beside(self, like: Tensor, buffers: Tensor | None = None) -> tuple[Tensor, ...]:
+        """What stands beside the samples of some clients where nothing is trained: one row of `like` each."""
+        rows: tuple[Tensor, ...] = ()
+        if self.draws:
+            rows += (torch.zeros(len(like), dtype=torch.int64, device=like.device),)
+        if (first := self.local_buffers) is not None:
+            rows += (first.to(like).expand(len(like), -1) if buffers is None else buffers,)
+        return rows
 
     def measured(self, inner: Any, outer: Any, batch: Batch) -> dict[str, Tensor]:
         """Every metric of every sample."""

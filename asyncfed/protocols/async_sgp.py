@@ -102,6 +102,7 @@ class AsyncSGP(Part, AmongPeers):
     passes_on = ("z", "omega", "owed")
     exact = ("omega",)
     conserves = True
+    moves_buffers = ("local",)
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -168,7 +169,7 @@ class AsyncSGP(Part, AmongPeers):
         self, at: At, x: torch.Tensor, lam: torch.Tensor, rate: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """−rate · ∇f(x), and the losses."""
-        descent, loss = at.derivatives.inner_gradient(x, lam, at.batch, scale=-rate)
+        descent, loss = at.gradient(x, lam, scale=-rate)
         if self.weight_decay:
             descent -= rate * self.weight_decay * x
         return descent, loss

@@ -53,6 +53,7 @@ class Home:
         }
         self._encoded: dict[bytes, ClientShards] = {}
         self._encoded_with = -1
+        self.buffers: Tensor | None = None  # of a network, where they stay at their client: a row for each
 
     def encoded(self, x: Tensor, version: int | None, rows: IntArray) -> ClientShards:
         """The training samples of some clients after the first stage of the inner loss at x; made once for
@@ -89,7 +90,10 @@ class At:
     (0 for its first, and with a server), `room` offers tensors that a residue may be written to.
     """
 
-    __slots__ = ("_batch", "_size", "_versions", "elapsed", "home", "numbers", "room", "rows", "steps")
+    __slots__ = (
+        "_batch", "_beside", "_moved", "_size", "_versions", "elapsed", "home", "numbers", "room", "rows",
+        "steps",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -108,6 +112,8 @@ class At:
         self._batch: tuple[Tensor, ...] | None = None
         self.room = {} if room is None else room
         self._versions: dict[int, int] = {}
+        self._beside: tuple[Tensor, ...] | None = None
+        self._moved: Tensor | None = None
 
     @property
     def derivatives(self) -> Derivatives:
@@ -149,12 +155,96 @@ class At:
 
     @property
     def train(self) -> ClientShards:
-        return self.home.data.train
+        return self.home.data.train.with_beside(*self._beside_samples())
 
     @property
     def outer(self) -> ClientShards:
         """The samples of the outer loss."""
-        return self.home.outer
+        return self.home.outer.with_beside(*self._beside_samples())
+
+    # --- random draws and buffers of a network -------------------------------------------------------
+
+    def gradient(
+        self, x: Tensor, lam: Tensor, scale: float | Tensor | None = None, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """∇f of each client on its `batch`, to train by, times `scale`; and the losses. What a network notes
+        of the samples that it is trained on (local buffers) is noted.
+        """
+        if self.home.buffers is None:
+            return self.derivatives.inner_gradient(x, lam, self.batch, scale, out)
+        moved = self.buffers.clone()
+        found = self.derivatives.inner_gradient(x, lam, self.batch, scale, out, moved)
+        self.buffers = moved
+        return found
+
+    def descent(
+        self,
+        x: Tensor,
+        lam: Tensor,
+        alpha: float | Tensor,
+        weight_decay: float = 0.0,
+        omega: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """−α(∇f + decay · x) of each client on its `batch`, and the losses. Buffers that are averaged are no
+        parameters: they move to what the network makes of them, times the push-sum weight ω.
+        """
+        tail = self.derivatives.problem.averaged_buffers
+        if not tail:
+            found, loss = self.gradient(x, lam, -alpha, out)
+        else:
+            moved = x.new_empty(len(x), tail)
+            found, loss = self.derivatives.inner_gradient(x, lam, self.batch, -alpha, out, moved)
+        if weight_decay:
+            found -= alpha * weight_decay * x
+        if tail:
+            found[:, -tail:] = (moved - x[:, -tail:]) * (1.0 if omega is None else omega.to(x))
+        return found, loss
+
+    @property
+    def buffers(self) -> Tensor:
+        """Those of these clients, as they stand in this step (k, b)."""
+        if self._moved is None:
+            assert self.home.buffers is not None, "asked only where there are some"
+            return self.home.buffers[_index(self.rows, self.home.buffers)]
+        return self._moved
+
+    @buffers.setter
+    def buffers(self, moved: Tensor) -> None:
+        self._moved, self._beside = moved, None
+
+    @property
+    def moved_buffers(self) -> Tensor | None:
+        """The same, where this step has moved them."""
+        return self._moved
+
+    def keys(self, places: IntArray, first: int = 0, count: int = 1, purpose: str = "keys") -> Tensor:
+        """(count, r) keys for the draws of clients at `places`, for that many minibatches of this step."""
+        drawn = [
+            self.streams.uniforms(purpose, int(self.numbers[place]), first, first + count, lane=int(client))
+            for place, client in zip(places, self.clients[places], strict=True)
+        ]
+        whole = (np.stack(drawn, axis=1) * 2.0**53).astype(np.int64)
+        return torch.from_numpy(whole).to(self.home.start.device)
+
+    def _beside_samples(self) -> tuple[Tensor, ...]:
+        """What stands beside the samples of every client of the block, with what is particular to this step
+        in the rows of those here.
+        """
+        problem = self.derivatives.problem
+        if not problem.draws and self.home.buffers is None:
+            return ()
+        if self._beside is None:
+            rows: list[Tensor] = []
+            where = torch.from_numpy(self.rows).to(self.home.start.device)
+            if problem.draws:
+                keys = torch.zeros(len(self.home.clients), dtype=torch.int64, device=where.device)
+                rows.append(keys.index_copy_(0, where, self.keys(np.arange(len(self.rows)))[0]))
+            if self.home.buffers is not None:
+                now = self.home.buffers
+                rows.append(now if self._moved is None else now.index_copy(0, where, self._moved))
+            self._beside = tuple(rows)
+        return self._beside
 
     @property
     def batch(self) -> tuple[Tensor, ...]:
@@ -224,7 +314,8 @@ class At:
     def mixture(self, q: Tensor) -> Samples:
         """The loss of a mixture, with weights q (total, K) of all training samples of the block."""
         assert self.home.mixed is not None, "asked only of a problem that is a mixture"
-        shards = ClientShards((*self.train.tensors, q), self.train.sizes)
+        train = self.home.data.train
+        shards = ClientShards((*train.tensors, q), train.sizes)
         return Samples(self, self.home.mixed, shards, self.rows, q.new_zeros(0), "inner")
 
     def outer_loss(self, y: Tensor, x: Tensor) -> Samples:
@@ -295,6 +386,16 @@ class Samples:
             return self
         return replace(self, lam=self.lam[torch.from_numpy(places).to(self.lam.device)])
 
+    def drawn(self, size: int, purpose: str) -> tuple[Tensor, ...]:
+        """An independent minibatch of every client, with a key of its own where the network draws."""
+        everyone = np.arange(self.k)
+        batch = self.batch(everyone, self.independent(everyone, size, purpose))
+        if not self.derivatives.problem.draws:
+            return batch
+        place = len(batch) - (1 if self.at.home.buffers is None else 2)
+        (keys,) = self.at.keys(everyone, purpose=f"keys, {purpose}")
+        return (*batch[:place], keys, *batch[place + 1 :])
+
     def independent(self, places: IntArray, size: int, purpose: str) -> IntArray:
         """(r, size): a minibatch of the clients at `places`, drawn with replacement and independently of what
         is drawn for other purposes.
@@ -309,13 +410,19 @@ class Samples:
         return self.derivatives.outer_gradient(self.y.expand(len(v), -1), v, batch, "outer")
 
     def descend(
-        self, v: Tensor, batch: tuple[Tensor, ...], rate: float | Tensor, into: Tensor | None = None
+        self,
+        v: Tensor,
+        batch: tuple[Tensor, ...],
+        rate: float | Tensor,
+        into: Tensor | None = None,
+        moved: Tensor | None = None,
     ) -> Tensor:
         """A step of each row of v along its gradient, in place (or added to `into`, and v stays); returns the
-        losses before it.
+        losses before it. In `moved`, where given, the buffers after it.
         """
         if self.level == "inner":
-            return self.derivatives.descend("inner", v, self.lam.expand(len(v), -1), batch, rate, into)
+            lam = self.lam.expand(len(v), -1)
+            return self.derivatives.descend("inner", v, lam, batch, rate, into, moved)
         assert self.y is not None
         return self.derivatives.descend("outer", self.y.expand(len(v), -1), v, batch, rate, into)
 

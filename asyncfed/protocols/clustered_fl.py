@@ -99,6 +99,7 @@ class ClusteredFL(WithServer):
 
     opening: ClassVar[Round] = OneCluster()
     passes_on: ClassVar[tuple[str, ...]] = ()
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
 
     def __post_init__(self) -> None:
         check_server_protocol(self)

@@ -63,6 +63,7 @@ class EpochSGP(SGP):
     momentum: float = 0.0
     weighted: bool = False
     name = "epoch-sgp"
+    moves_buffers = ("local",)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         super().__post_init__()

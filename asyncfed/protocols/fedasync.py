@@ -19,6 +19,7 @@ The rest pulls the model back to where it was when the client was asked.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer, Buffered, PolynomialDecay
@@ -55,6 +56,7 @@ class FedAsync(WithServer):
     mu: float = 0.0
     server: AnyServer = field(default_factory=lambda: Buffered(1, decay=PolynomialDecay(0.5)))
     max_rounds: int | None = None
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
 
     def __post_init__(self) -> None:
         check_server_protocol(self)

@@ -10,6 +10,7 @@ client from round to round: FedProx without its term.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
@@ -43,8 +44,9 @@ class FedAvg(WithServer):
     local: LocalSteps
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
     max_rounds: int | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: float = field(default=0.0, kw_only=True)
+    weight_decay: float = field(default=0.0, kw_only=True)
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
 
     def __post_init__(self) -> None:
         check_server_protocol(self)

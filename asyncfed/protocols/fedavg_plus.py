@@ -9,7 +9,7 @@ The epoch has a momentum of its own, zero at first; what a client keeps for its 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -35,15 +35,10 @@ class FedAvgPlus(FedAvg):
         The steps of tuning, `LocalSteps(…)`; by default one epoch at the learning rate and batch of `local`.
     """
 
-    tuning: LocalSteps | None = None
+    tuning: LocalSteps | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tuning is None and not isinstance(self.local.lr, (int, float)):
-            raise ScenarioError(
-                f"the learning rate of the local steps is {self.local.lr}, which changes with the rounds; "
-                "say how clients tune, as in tuning=LocalSteps(0.01, epochs=1, batch=64)"
-            )
         if self.tuning is not None and not isinstance(self.tuning, LocalSteps):
             raise ScenarioError(f"tuning is {self.tuning!r}; it must be LocalSteps(…) or None")
 
@@ -51,6 +46,11 @@ class FedAvgPlus(FedAvg):
         super().check(scene)
         if self.tuning is not None:
             self.tuning.fits(scene.sizes.clients)
+        elif not isinstance(self.local.lr, (int, float)):
+            raise ScenarioError(
+                f"the learning rate of the local steps is {self.local.lr}, which changes with the rounds; "
+                "say how clients tune, as in tuning=LocalSteps(0.01, epochs=1, batch=64)"
+            )
 
     @property
     def judging(self) -> Act:  # type: ignore[override]

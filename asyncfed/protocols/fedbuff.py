@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from asyncfed.network.buffer import AnyServer, Buffered
 from asyncfed.protocols.at import At, Level
@@ -66,6 +67,7 @@ class FedBuff(WithServer):
     weight_decay: float = 0.0
     server: AnyServer = field(default_factory=Buffered)
     max_rounds: int | None = None
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
 
     def __post_init__(self) -> None:
         check_server_protocol(self)

@@ -185,6 +185,11 @@ def check_mixture(method: object, problem: Problem, weights: int) -> None:
             f"{name} fits a mixture of models, and problem {problem.name!r} is none; use "
             "personalized_classification(…, personalize='mtl'), or give your problem a Mixture(…)"
         )
+    if problem.draws or problem.buffers is not None:
+        raise ScenarioError(
+            f"problem {problem.name!r} draws, or has buffers, as it is trained (dropout, BatchNorm), and "
+            f"{name} fits plain functions of models and samples; leave such layers out"
+        )
     if weights != problem.mixture.count:
         raise ScenarioError(
             f"the mixture of problem {problem.name!r} has {problem.mixture.count} models, and its outer "

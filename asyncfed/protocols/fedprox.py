@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -71,6 +72,7 @@ class FedProx(WithServer):
     weight_decay: float = 0.0
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
     max_rounds: int | None = None
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
 
     def __post_init__(self) -> None:
         check_server_protocol(self)

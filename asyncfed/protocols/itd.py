@@ -314,7 +314,7 @@ class _Back(Part):
             edge = int((network.probability != 1).argmax())
             chance = network.probability[edge]
             often = "at some times only" if np.isnan(chance) else f"with probability {chance:.3g}"
-            a, b = (network.labels[ends[edge]] for ends in (network.senders, network.receivers))
+            a, b = (network.names[ends[edge]] for ends in (network.senders, network.receivers))
             raise TopologyError(
                 "ITD-backward goes back over the links that every inner step had, but links that come and go "
                 f"do not repeat them (edge {a}→{b} is up {often}): "

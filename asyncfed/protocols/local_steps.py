@@ -25,6 +25,7 @@ from asyncfed.plain import plain_fields
 from asyncfed.problems.threads import worthwhile_threads
 from asyncfed.protocols.at import Samples
 from asyncfed.protocols.cost import Cost
+from asyncfed.protocols.noted import Noted
 from asyncfed.protocols.part import whole
 from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at, rates
 from asyncfed.registry import register
@@ -197,10 +198,15 @@ class LocalSteps:
         if direction is not None:
             v.addcmul_(rate, direction.expand_as(v), value=-1.0)
             first = 1
-        for places, batches, length in self._blocks(samples, counts, first, start):
+        for places, batches, step, length in self._blocks(samples, counts, first, start):
             work = batches[0].shape[1] * batches[0].shape[2] * samples.parameters
+            noted = Noted(samples, places, v)
+            batches = noted.keyed(batches, step, length)
             with worthwhile_threads(work):
-                self._stretch(samples, places, batches, length, start, direction, v, rate, losses, pushed)
+                self._stretch(
+                    samples, places, batches, length, start, direction, v, rate, losses, pushed, noted
+                )
+            noted.end()
         return v, losses.div_(torch.from_numpy(counts - first).to(losses))
 
     def _stretch(
@@ -215,6 +221,7 @@ class LocalSteps:
         rate: Tensor,
         losses: Tensor,
         pushed: _Pushed | None,
+        noted: Noted,
     ) -> None:
         """`length` steps of the clients at `places`, on v; adds up their losses."""
         samples = samples.among(places)
@@ -224,13 +231,15 @@ class LocalSteps:
         own_losses = own.new_zeros(len(own))
         step = alpha if bool((alpha != alpha[0]).any()) else float(alpha[0])
         for j in range(length):
-            batch = tuple(tensor[j] for tensor in batches)
+            batch = noted.now(tuple(tensor[j] for tensor in batches))
             if pushed is None:
-                own_losses.add_(samples.descend(own, batch, step))
+                own_losses.add_(samples.descend(own, batch, step, moved=noted.moved))
             else:
-                own_losses.add_(pushed.step(samples, own, batch, step, slice(None) if at is None else at))
+                rows = slice(None) if at is None else at
+                own_losses.add_(pushed.step(samples, own, batch, step, rows, noted.moved))
             if anchors is not None:
                 own.add_(anchors[min(j, len(anchors) - 1)])
+            noted.after(own)
         if at is None:
             losses.add_(own_losses)
         else:
@@ -242,20 +251,22 @@ class LocalSteps:
         of steps in which the same clients use minibatches of one size, as (who they are, their batches
         (steps, clients, B, …), how many steps).
         """
-        return self._blocks(samples, self.counts(samples.sizes, samples.at.clients), 0, like)
+        counts = self.counts(samples.sizes, samples.at.clients)
+        for places, batches, first, length in self._blocks(samples, counts, 0, like):
+            yield places, Noted(samples, places, like).keyed(batches, first, length), length
 
     def _blocks(
         self, samples: Samples, counts: IntArray, first: int, like: Tensor
-    ) -> Iterator[tuple[IntArray, tuple[Tensor, ...], int]]:
+    ) -> Iterator[tuple[IntArray, tuple[Tensor, ...], int, int]]:
         """Stretches of steps in which the same clients use minibatches of one size: who they are, their
-        batches (steps, clients, B, …), and how many steps.
+        batches (steps, clients, B, …), the first step, and how many.
         """
         sizes = samples.sizes
         if self.batch is None and (sizes == sizes[0]).all() and (counts == counts[0]).all():
             steps = int(counts[0]) - first
             if steps:  # everybody with all of its samples in every step
                 whole = samples.shards.whole(samples.rows)
-                yield np.arange(len(sizes)), tuple(t.expand(steps, *t.shape) for t in whole), steps
+                yield np.arange(len(sizes)), tuple(t.expand(steps, *t.shape) for t in whole), first, steps
             return
         orders = _Orders(samples, self.batch, self.independent)
         per_epoch = self._per_epoch(sizes)
@@ -278,11 +289,11 @@ class LocalSteps:
                     and np.array_equal(orders.lengths(active, stop, per_epoch), lengths)
                 ):
                     stop += 1
-                yield active, orders.batches(active, step, stop, per_epoch), stop - step
+                yield active, orders.batches(active, step, stop, per_epoch), step, stop - step
             else:
                 for length in np.unique(lengths):
                     some = active[lengths == length]
-                    yield some, orders.batches(some, step, stop, per_epoch), 1
+                    yield some, orders.batches(some, step, stop, per_epoch), step, 1
             step = stop
 
     def _per_epoch(self, sizes: IntArray) -> IntArray:
@@ -310,19 +321,25 @@ class _Pushed:
     velocity: Tensor | None = None
 
     def step(
-        self, samples: Samples, v: Tensor, batch: tuple[Tensor, ...], rate: float | Tensor, rows: Rows
+        self,
+        samples: Samples,
+        v: Tensor,
+        batch: tuple[Tensor, ...],
+        rate: float | Tensor,
+        rows: Rows,
+        moved: Tensor | None,
     ) -> Tensor:
         """Of the clients at `rows`, whose variables v are; returns their losses."""
         push = None if self.term is None else self.term(v, rows)
         if self.velocity is None:
             assert push is not None
-            loss = samples.descend(v, batch, rate)
+            loss = samples.descend(v, batch, rate, moved=moved)
             v.sub_(push * rate)
             return loss
         m = self.velocity[rows] * self.momentum
         if push is not None:
             m.add_(push)
-        loss = samples.descend(v, batch, -1.0, into=m)
+        loss = samples.descend(v, batch, -1.0, into=m, moved=moved)
         v.sub_(m * rate)
         self.velocity[rows] = m
         return loss

@@ -266,7 +266,8 @@ class Minibatches:
         """scale · ∇²f(w) d"""
         product = self.f.derivatives.inner_hessian_vector
         if self.batch is not None:
-            return product(w, self.f.lam.expand(len(w), -1), self._drawn(purpose), d, scale)
+            batch = self.f.drawn(self.batch, purpose)
+            return product(w, self.f.lam.expand(len(w), -1), batch, d, scale)
 
         def piece(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             at = torch.from_numpy(places).to(w.device)
@@ -278,15 +279,10 @@ class Minibatches:
     def _descend(self, w: Tensor, purpose: str, rate: float, into: Tensor) -> tuple[Tensor, Tensor]:
         """`into`, moved by −rate · ∇f(w), and the losses; by operations that are recorded once."""
         if self.batch is not None:
-            return into, self.f.descend(w, self._drawn(purpose), rate, into)
+            return into, self.f.descend(w, self.f.drawn(self.batch, purpose), rate, into)
 
         def piece(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return self.f.gradient(w[torch.from_numpy(places).to(w.device)], samples)
 
         found, loss = self.f.mean(None, purpose, piece, (w.shape[1], 1))
         return into.add_(found, alpha=-rate), loss.view(-1)
-
-    def _drawn(self, purpose: str) -> tuple[Tensor, ...]:
-        assert self.batch is not None
-        everyone = np.arange(self.f.k)
-        return self.f.batch(everyone, self.f.independent(everyone, self.batch, purpose))

@@ -259,6 +259,8 @@ class Part(Act):
         away must reach somebody, some time.
     tracks
         Whether its sums hold a gradient of everybody, which each takes back when it has a new one.
+    moves_buffers
+        Which buffers of networks its steps move, "local" or "averaged" ones; none, where it does not train.
     moves_by_weight
         Whether a model moves by lr/ω with ω a push-sum weight, so that a small ω is a long step.
     """
@@ -276,6 +278,7 @@ class Part(Act):
     exact: tuple[str, ...] = ()
     conserves: bool = False
     tracks: bool = False
+    moves_buffers: tuple[str, ...] = ()
 
     @property
     def moves_by_weight(self) -> bool:
@@ -337,6 +340,10 @@ class AmongPeers:
     def exact(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts() for name in part.exact)
 
+    @property
+    def moves_buffers(self) -> tuple[str, ...]:
+        return tuple(kind for part in self.parts() for kind in part.moves_buffers)
+
     def check(self, scene: Scene) -> None:
         check_parts(self.parts(), scene)
 
@@ -385,6 +392,10 @@ class Method(Protocol):
     @property
     def exact(self) -> tuple[str, ...]:
         """Those that are in double precision, whatever the run's."""
+
+    @property
+    def moves_buffers(self) -> tuple[str, ...]:
+        """Which buffers of networks ("local", "averaged") it moves as it trains."""
 
     def check(self, scene: Scene) -> None:
         """Refuse what it cannot run on, naming the reason and a remedy."""

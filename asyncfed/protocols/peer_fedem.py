@@ -40,6 +40,7 @@ class PeerFedEM(EpochSGP):
     """
 
     name = "peer-fedem"
+    moves_buffers = ()  # type: ignore[assignment]
 
     def check(self, scene: Scene) -> None:
         super().check(scene)

@@ -140,6 +140,10 @@ class PFedMe(WithServer):
     def needs_outer(self) -> bool:
         return False
 
+    @property
+    def moves_buffers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("local",) if self.form == "fedem" else ()
+
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         def given(value: float | None, otherwise: float) -> float:
             return otherwise if value is None else value

@@ -100,6 +100,7 @@ class PushDIGing(Part, AmongPeers):
     exact = ("v",)
     conserves = True
     tracks = True
+    moves_buffers = ("local",)
 
     @property
     def moves_by_weight(self) -> bool:
@@ -132,7 +133,7 @@ class PushDIGing(Part, AmongPeers):
         u, v, lam = inbox["u"], inbox["v"], memory["lam"]
         alpha = rates(self.lr, at.steps, u)
         x = u / v.to(u)
-        gradient, loss = at.derivatives.inner_gradient(x, lam, at.batch)
+        gradient, loss = at.gradient(x, lam)
         if self.weight_decay:
             gradient += self.weight_decay * x
         if self.omega0 is not None:  # g(t)
@@ -158,7 +159,7 @@ def require_all_arrive(scene: Scene, method: str) -> None:
     if network.lossless or scene.timing.running_sums is not False:
         return
     edge = int(np.flatnonzero(network.loss)[0])
-    sender, receiver = (network.labels[int(ends[edge])] for ends in (network.senders, network.receivers))
+    sender, receiver = (network.names[int(ends[edge])] for ends in (network.senders, network.receivers))
     raise TopologyError(
         f"{method} tracks the sum of all gradients, and a lost message takes its share of it away for ever; "
         f"link {sender}→{receiver} loses a message with probability {network.loss[edge]:g}: leave "

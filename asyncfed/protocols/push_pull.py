@@ -77,6 +77,7 @@ class PushPull(Part, AmongPeers):
     kind = "push-pull"
     conserves = True
     tracks = True
+    moves_buffers = ("local",)
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -107,7 +108,7 @@ class PushPull(Part, AmongPeers):
     def step(self, at: At, inbox: Inbox, memory: Tensors) -> Step:
         x, lam = inbox["x"], memory["lam"]
         alpha = rates(self.lr, at.steps, x)
-        gradient, loss = at.derivatives.inner_gradient(x, lam, at.batch)
+        gradient, loss = at.gradient(x, lam)
         if self.weight_decay:
             gradient += self.weight_decay * x
         y = inbox["y"].add_(gradient).sub_(memory["gradient"])  # B y(t−1) + ∇f(x(t)) − ∇f(x(t−1))

@@ -258,6 +258,7 @@ class WithServer:
     judging: ClassVar[Act] = JudgedByServer()
     passes_on: ClassVar[tuple[str, ...]] = ("h", "p", "q", "z", "sum")
     exact: ClassVar[tuple[str, ...]] = ()
+    moves_buffers: ClassVar[tuple[str, ...]] = ()
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         """The rounds of an outer iteration."""

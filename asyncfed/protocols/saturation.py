@@ -57,17 +57,15 @@ def _queues(part: Part, scene: Scene, size: int) -> list[_Shared]:
         steps = np.minimum(steps, pace * timing.horizon)
     senders, receivers, up = network.senders, network.receivers, network.probability
     rate, count = pace[senders] * up * size, steps[senders] * up
-    labels = list(map(str, network.labels))
-    edges = [
-        f"edge {labels[a]}→{labels[b]}" for a, b in zip(senders.tolist(), receivers.tolist(), strict=True)
-    ]
+    names = [network.names[node] for node in range(network.n)]
+    edges = [f"edge {names[a]}→{names[b]}" for a, b in zip(senders.tolist(), receivers.tolist(), strict=True)]
 
     def at_nodes(ends: IntArray, values: FloatArray) -> FloatArray:
         return np.bincount(ends, values, minlength=network.n).astype(np.float64)
 
     come = 1 - network.loss
     uplinks, downlinks = (
-        [f"the {kind} of client {name}" for name in labels] for kind in ("uplink", "downlink")
+        [f"the {kind} of client {name}" for name in names] for kind in ("uplink", "downlink")
     )
     return [
         _Shared(edges, "edges", rate, network.bandwidth, count),

@@ -97,6 +97,7 @@ class Scaffold(WithServer):
 
     opening: ClassVar[Round] = ZeroVariate()
     passes_on: ClassVar[tuple[str, ...]] = ()
+    moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
 
     def __post_init__(self) -> None:
         check_server_protocol(self)

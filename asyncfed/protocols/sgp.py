@@ -77,6 +77,7 @@ class SGP(Part, AmongPeers):
     exact = ("omega",)
     conserves = True
     moves_by_weight = True
+    moves_buffers = ("local", "averaged")
 
     def __post_init__(self) -> None:
         plain_fields(self)
@@ -115,11 +116,7 @@ class SGP(Part, AmongPeers):
         z, omega, lam = inbox["z"], inbox["omega"], memory["lam"]
         alpha = rates(self.lr, at.steps, z)
         x = z / omega.to(z)
-        descent, loss = at.derivatives.inner_gradient(
-            x, lam, at.batch, scale=-alpha, out=at.room.get("z")
-        )  # −α∇f(z/ω)
-        if self.weight_decay:
-            descent -= alpha * self.weight_decay * x
+        descent, loss = at.descent(x, lam, alpha, self.weight_decay, omega, out=at.room.get("z"))  # −α∇f(z/ω)
         report = {"loss": loss}
         if self.order == "4a":
             phi = {"z": descent.add_(z), "omega": omega}  # φ = [z − α∇f; ω], ψ = 0

@@ -80,9 +80,9 @@ def _doubts(part: Part, scene: Scene) -> list[str]:
     remedy = f"choose paces and latencies that differ less, a smaller learning rate, or {STEADIER}"
     if uneven >= UNEVEN:
         found.append(
-            f"{who} at paces that differ {uneven:.3g}-fold (client {slowest} is the slowest): push-sum "
-            "weight piles up with the slow, the ω of the others dwindles and their steps of lr/ω grow; it "
-            f"may spike or diverge, and gradients of fast clients count more; {remedy}"
+            f"{who} at paces that differ {uneven:.3g}-fold (client {scene.network.names[slowest]} is the "
+            "slowest): push-sum weight piles up with the slow, the ω of the others dwindles and their steps "
+            f"of lr/ω grow; it may spike or diverge, and gradients of fast clients count more; {remedy}"
         )
     scatter = _scatter(scene.timing)
     if scatter >= UNEVEN:
@@ -132,7 +132,7 @@ def _absences(part: Part, scene: Scene) -> list[str]:
     return found
 
 
-def _leavers(scene: Scene) -> list[int]:
+def _leavers(scene: Scene) -> list[str]:
     """Who is there at first and some time no more; nobody is known to where it is drawn, or comes again and
     again.
     """
@@ -140,17 +140,17 @@ def _leavers(scene: Scene) -> list[int]:
     if not isinstance(presence, (GivenPresence, PresenceFile)):
         return []
     clients = range(scene.sizes.clients)
-    uptimes = presence.attend(scene.network.labels, len(clients), Streams(0)).uptimes
+    uptimes = presence.attend(scene.network.names.first(len(clients)), Streams(0)).uptimes
     return [
-        client
+        scene.network.names[client]
         for client in clients
         if math.isfinite(uptimes.next_on(client, 0.0)) and uptimes.next_on(client, _LATER) == math.inf
     ]
 
 
-def _named(clients: list[int]) -> str:
+def _named(clients: list[str]) -> str:
     more = f" and {len(clients) - 3} more" if len(clients) > 3 else ""
-    return f"client {', '.join(map(str, clients[:3]))}{more}"
+    return f"client {', '.join(clients[:3])}{more}"
 
 
 def _gives_up_losses(scene: Scene) -> bool:
@@ -160,7 +160,7 @@ def _gives_up_losses(scene: Scene) -> bool:
 
 def _edge_that_loses(network: Network) -> str:
     edge = int(network.loss.argmax())
-    sender, receiver = (network.labels[int(ends[edge])] for ends in (network.senders, network.receivers))
+    sender, receiver = (network.names[int(ends[edge])] for ends in (network.senders, network.receivers))
     return f"{sender}→{receiver} loses {network.loss[edge]:.3g} of them"
 
 

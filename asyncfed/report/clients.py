@@ -55,9 +55,8 @@ def _draw_measure(axes: Axes, clients: pd.DataFrame, measure: str, labelled: boo
         axes.set_ylim(0, 1.02)
     title = f"{measure} on each client's own test samples (dashed: mean over clients, {mean:.3f})"
     tidy(axes, title, "clients, lowest first" if labelled else "", measure)
-    axes.set_xticks(
-        place if len(values) <= 30 else [], clients["client"].tolist() if len(values) <= 30 else []
-    )
+    names = clients["client"].tolist() if len(values) <= 30 else []
+    axes.set_xticks(place[: len(names)], names, rotation=90 if any(len(str(one)) > 3 for one in names) else 0)
 
 
 def _draw_counts(figure: Figure, axes: Axes, counts: pd.DataFrame) -> None:

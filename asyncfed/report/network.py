@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.network.names import Names, in_order
 from asyncfed.report.style import BLUE, GREEN, GREY, ORANGE, byte_unit, new_figure, save, tidy
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from asyncfed.result import Result
+    from asyncfed.trace import Trace
 
 LARGEST_MATRIX = 400  # clients; beyond it a cell is smaller than a dot
+MOST_NAMED = 30  # nodes whose names can be read beside one another
 
 
 def draw_network(result: Result, title: str, path: Path) -> Path | None:
-    edges = result.trace.edges()
+    edges = _by_number(result.trace)
     if edges.empty:
         return None
     small = result.trace.node_count <= LARGEST_MATRIX
@@ -35,7 +39,7 @@ def draw_network(result: Result, title: str, path: Path) -> Path | None:
         else:
             _draw_map(figure, axes, edges, where)
     _draw_promises(kept_word, edges, declared(topology))
-    _draw_traffic(traffic, result.trace.nodes(), result.trace.server)
+    _draw_traffic(traffic, result.trace)
     return save(figure, path)
 
 
@@ -46,6 +50,8 @@ def _draw_matrix(figure: Figure, axes: Axes, result: Result) -> None:
     tidy(axes, "delivery rate (grey: no link)", "receiver", "sender")
     axes.grid(visible=False)
     axes.locator_params(integer=True)
+    _name_nodes(axes.xaxis, result.trace.names, np.arange(len(rates)), rotation=90)
+    _name_nodes(axes.yaxis, result.trace.names, np.arange(len(rates)))
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.ax.tick_params(labelsize=8)
 
@@ -102,21 +108,22 @@ def _draw_promises(axes: Axes, edges: pd.DataFrame, promises: dict[tuple[int, in
     tidy(axes, "links: how often up", "declared probability", "share of steps in which it was up")
 
 
-def _draw_traffic(axes: Axes, nodes: pd.DataFrame, server: int | None) -> None:
+def _draw_traffic(axes: Axes, trace: Trace) -> None:
     """A server talks with everybody: its bar would hide all others, so its figures stand in the title."""
-    title = "payload per client"
+    title, nodes, server = "payload per client", trace.nodes(), trace.server
     if server is not None:
-        its, nodes = nodes[nodes["client"] == server].iloc[0], nodes[nodes["client"] != server]
+        its, nodes = nodes.iloc[server], nodes.drop(index=server)
         size, unit = byte_unit(float(max(its["bytes_sent"], its["bytes_received"])))
         sent_by_it, received_by_it = its["bytes_sent"] / size, its["bytes_received"] / size
         title += f"\n(the server sent {sent_by_it:.3g}, received {received_by_it:.3g} {unit})"
     size, unit = byte_unit(float(max(nodes["bytes_sent"].max(), nodes["bytes_received"].max())))
-    client = nodes["client"].to_numpy()
+    client = nodes.index.to_numpy()
     sent, received = nodes["bytes_sent"].to_numpy() / size, nodes["bytes_received"].to_numpy() / size
     if len(client) <= 40:
         axes.bar(client - 0.2, sent, width=0.4, color=BLUE, label="sent")
         axes.bar(client + 0.2, received, width=0.4, color=GREEN, label="received")
         axes.locator_params(axis="x", integer=True)
+        _name_nodes(axes.xaxis, trace.names, client, rotation=90)
         tidy(axes, title, "client", unit)
     else:
         order = np.argsort(-sent, kind="stable")
@@ -132,6 +139,20 @@ def _draw_traffic(axes: Axes, nodes: pd.DataFrame, server: int | None) -> None:
         tidy(axes, title, "clients, most sent first", unit)
     axes.set_ylim(0, 1.18 * max(sent.max(), received.max()))
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
+
+
+def _by_number(trace: Trace) -> pd.DataFrame:
+    """The table of edges with the numbers of their ends."""
+    edges = trace.edges()
+    if trace.names.given:
+        edges = edges.assign(**{end: edges[end].cat.codes.to_numpy() for end in ("sender", "receiver")})
+    return edges
+
+
+def _name_nodes(axis: Axis, names: Names, nodes: npt.NDArray[Any], rotation: float = 0) -> None:
+    """Where nodes have names, and few enough to be read."""
+    if names.given and len(nodes) <= MOST_NAMED:
+        axis.set_ticks(nodes, [names[int(node)] for node in nodes], rotation=rotation)
 
 
 def places(topology: dict[str, Any]) -> npt.NDArray[np.float64] | None:
@@ -151,9 +172,7 @@ def _numbers(topology: dict[str, Any]) -> tuple[list[Any], dict[Any, int]]:
     """The nodes as the graph lists them, and the number of each in the trace: a server stands last."""
     nodes, server = topology["nodes"], topology["about"].get("server")
     labels = list(range(nodes)) if isinstance(nodes, int) else nodes
-    return labels, {
-        label: place for place, label in enumerate(sorted(labels, key=lambda label: label == server))
-    }
+    return labels, {label: place for place, label in enumerate(in_order(labels, server))}
 
 
 def declared(topology: dict[str, Any]) -> dict[tuple[int, int], float]:

@@ -112,11 +112,14 @@ class Block:
             "inner": self._initial(problem.init_inner, derivatives.inner, "initial inner"),
             "outer": self._initial(problem.init_outer, derivatives.outer, "initial outer"),
         }
+        if problem.local_buffers is not None and not server:
+            self.store["buffers"] = self._first_buffers()
         for key, given in (initial or {}).items():
             self.store[key] = given.to(self._device)
         self._home = Home(
             derivatives, self._data, clients, n, self.store["inner"], self._streams, server=server
         )
+        self._home.buffers = self.store.get("buffers")
         self._first_outer = self.store["outer"]
         self._samples = (*self._data.train.tensors, *self._home.outer.tensors)
         self._part: Part | None = None
@@ -246,7 +249,15 @@ class Block:
             values = {"inner": one.inner, "outer": one.outer}
             require_rows(judging, "is judged by", values, len(rows), self._lengths)
         found = measured(
-            self._derivatives, self.clients[rows], self._data, rows, judged, self._chunk, validation
+            self._derivatives,
+            self.clients[rows],
+            self._data,
+            rows,
+            judged,
+            self._chunk,
+            validation,
+            None if self._home.buffers is None else self._home.buffers[self._index(rows)],
+            at.moved_buffers,
         )
         if (wrong := found.not_finite()) is not None:
             found = replace(found, cause=judging.explain(inbox, wrong.place) or "")
@@ -299,6 +310,7 @@ class Block:
 
         facts = state.facts
         self.store, self._memory = mine("store"), mine("memory")
+        self._home.buffers = self.store.get("buffers")
         self._borrowed, self._kept = set(), set(facts["kept"])
         self._residue = dict.fromkeys(facts["exchanged"]) | mine("residue")
         self._boards = {}
@@ -406,6 +418,8 @@ class Block:
         peers they hold nothing, and all else is as the run began: returns how the part starts.
         """
         at = self._index(rows)
+        if self._home.buffers is not None:
+            self._home.buffers[at] = self._first_buffers()[: len(rows)]
         if self._current is not self._part:
             for name in self._kept:
                 self.store[name].index_fill_(0, at, 0.0)
@@ -569,6 +583,10 @@ class Block:
         require_untouched(part, memory, handed, () if self._home.server else sent)
         require_same_samples(part, self._samples, samples)
         self._check_step(part, made, memory, inbox, rows, steps)
+        if at.moved_buffers is not None:
+            assert self._home.buffers is not None
+            self._require_finite(part, "buffers", at.moved_buffers, inbox, rows, steps)
+            self._remember(self._home.buffers, rows, at.moved_buffers)
         if handed and not self._home.server:
             made = _on_its_own(made, memory)
         if self._strict:
@@ -689,6 +707,12 @@ class Block:
         generator = torch.Generator().manual_seed(self._streams.seed_for(stream))
         row = layout.flatten(init(generator)).detach().to(self._device, self._dtype)
         return row.expand(self.k, layout.d).clone()
+
+    def _first_buffers(self) -> Tensor:
+        """Those of a network that nothing was trained on, a row for every client."""
+        row = self._derivatives.problem.local_buffers
+        assert row is not None
+        return row.to(self._device, self._dtype).repeat(self.k, 1)
 
     def _index(self, rows: IntArray) -> Tensor:
         return torch.from_numpy(rows).to(self._device)

@@ -27,11 +27,18 @@ _LAYERS = ("network", "protocols", "problems", "data", "runtime", "trace")  # of
 _FILES = ("models.py", "rng.py", "registry.py", "recall.py", "goals.py", "plain.py")
 
 
-def fingerprints(scenario: Scenario) -> dict[str, str]:
-    """By what was hashed."""
+def fingerprints(scenario: Scenario, of_code: dict[str, str] | None = None) -> dict[str, str]:
+    """By what was hashed; `of_code` where it is known."""
+    data = {"the problem's data": _Hash().add(_data(scenario.problem)).digest()}
+    return data | (code_fingerprints(scenario) if of_code is None else of_code)
+
+
+def code_fingerprints(scenario: Scenario) -> dict[str, str]:
+    """The same without the data, which may be much. Not while the problem's functions are being called: torch
+    calls a module with other parameters by putting these into it for a while.
+    """
     return {
         "asyncfed's code": _of_package(),
-        "the problem's data": _Hash().add(_data(scenario.problem)).digest(),
         "the problem's code": _Hash().add(_functions(scenario.problem)).digest(),
         "the method's code": _Hash().add(type(scenario.protocol)).digest(),
     }
@@ -72,6 +79,8 @@ class _Hash:
         self._hash.update(f"<{type(value).__name__}>".encode())
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
             self._hash.update(repr(value).encode())
+        elif isinstance(value, torch.Tensor) and value.is_meta:
+            self._hash.update(f"{value.dtype}{tuple(value.shape)}".encode())
         elif isinstance(value, torch.Tensor):
             self.add(value.detach().cpu().contiguous().numpy())
         elif isinstance(value, np.ndarray):
@@ -100,7 +109,8 @@ class _Hash:
         elif isinstance(value, type):
             self._add_class(value)
         elif isinstance(value, torch.nn.Module):
-            self._add_all((type(value), dict(value.state_dict())))
+            kinds = {type(layer) for layer in value.modules()}
+            self._add_all((sorted(kinds, key=repr), repr(value), dict(value.state_dict())))
         elif is_dataclass(value):
             self._add_all((type(value), [getattr(value, field.name) for field in fields(value)]))
         else:

@@ -61,9 +61,12 @@ def measured(
     judged: Judged,
     chunk: int,
     validation: bool,
+    buffers: Tensor | None = None,
+    tuned: Tensor | None = None,
 ) -> Measurement:
     """Of the block's clients at `rows`, on their test samples (where the block has none, on the next best),
-    and on the validation samples too where that is asked for.
+    and on the validation samples too where that is asked for. `buffers` are theirs, where they have some, and
+    `tuned` what judging has made of them for the variables it returned first.
     """
 
     def theirs(split: ClientShards) -> ClientShards:
@@ -71,14 +74,17 @@ def measured(
 
     shards = theirs(next((s for s in (data.test, data.validation) if s.total), data.train))
     held_out = theirs(data.validation)
+    problem = derivatives.problem
+    beside = problem.beside(judged.inner, buffers if tuned is None else tuned)
+    untuned = shards.with_beside(*problem.beside(judged.inner, buffers))
     one_for_all = _common(judged) and len(clients) > 1
     centre, spread = (np.zeros(0), 0.0) if one_for_all else _centre_and_spread(judged.inner, chunk)
-    sums = _sums(derivatives, judged, shards)
+    sums = _sums(derivatives, judged, shards.with_beside(*beside))
     for point, other in judged.also.items():
-        more = {f"{name}_{point}": found for name, found in _sums(derivatives, other, shards).items()}
+        more = {f"{name}_{point}": found for name, found in _sums(derivatives, other, untuned).items()}
         if taken := more.keys() & sums.keys():
             raise RunError(
-                f"clients are also judged by {point!r}, and problem {derivatives.problem.name!r} has a "
+                f"clients are also judged by {point!r}, and problem {problem.name!r} has a "
                 f"metric called {min(taken)!r} already; give the metric another name"
             )
         sums |= more
@@ -88,7 +94,7 @@ def measured(
         shards.sizes,
         centre,
         spread,
-        _sums(derivatives, judged, held_out) if validation else {},
+        _sums(derivatives, judged, held_out.with_beside(*beside)) if validation else {},
         held_out.sizes,
     )
 
@@ -113,7 +119,7 @@ def _common(judged: Judged) -> bool:
 
 
 def _sums(derivatives: Derivatives, judged: Judged, shards: ClientShards) -> dict[str, FloatArray]:
-    if _common(judged):
+    if _common(judged) and derivatives.problem.local_buffers is None:
         found = derivatives.evaluate_common(judged.inner[0], judged.outer[0], shards)
     else:
         both = derivatives.evaluate(judged.inner, judged.outer, shards)

@@ -101,10 +101,11 @@ class _Asking:
     def __init__(self, method: WithServer, stage: Stage, schedule: ServerSchedule) -> None:
         problem, self._sizes = stage.scene.problem, stage.scene.sizes
         self._samples = problem.sample_sizes
+        self._keeps_buffers = problem.local_buffers is not None
         n = schedule.n
         weighted = method.server.weighted
         self._importance = self._samples["inner"].astype(float) if weighted else np.ones(n)
-        self._server, self._stage, self._schedule = method.server, stage, schedule
+        self._server, self._stage, self._schedule = method.server.on(stage.scene.network), stage, schedule
         self._parts: dict[int, Round] = {}
         self._numbers = 0
         self._turns = 0
@@ -168,7 +169,7 @@ class _Asking:
             work=work(samples, clients),
             importance=self._importance[clients],
             series=part.series,
-            remembers=bool(part.remembered(self._sizes)),
+            remembers=bool(part.remembered(self._sizes)) or self._keeps_buffers,
             normalised=part.normalised,
             samples=samples["inner"],
             adds={} if cost is None else cost.of(len(clients)),

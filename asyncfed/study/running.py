@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from asyncfed.callbacks import Callback, checked_callbacks
 from asyncfed.errors import (
     AsyncfedError,
     DivergenceError,
@@ -44,6 +45,8 @@ from asyncfed.study.directory import (
     standing,
 )
 from asyncfed.study.summary import Summary, draw, to_data, write_summary
+from asyncfed.study.watching import watching_study
+from asyncfed.watching import check_progress
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def run_study(
     max_recoveries: int = 10,
     only: Sequence[str] | None = None,
     pictures: bool = True,
-    progress: Callable[[StudyProgress], None] | None = None,
+    progress: bool | Callable[[StudyProgress], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> StudyResult:
     """Run the parts of a study, one after the other, and summarise those that are complete.
 
@@ -93,7 +97,10 @@ def run_study(
     pictures
         Also draw the pictures of the summary.
     progress
-        Called with a `StudyProgress` whenever something happens.
+        Whether to show how far the study is, as for `run`; or a function, which is called with a
+        `StudyProgress` whenever something happens.
+    callbacks
+        As for `run`, for every part that runs; `on_start` says which it is.
 
     Raises
     ------
@@ -102,10 +109,12 @@ def run_study(
         do not raises nothing; `StudyResult.parts` tells of it.
     """
     chosen = _chosen(study, only)
+    listeners = checked_callbacks(callbacks)
+    check_progress(progress)
 
     def tell(part: str, status: Any, **more: Any) -> None:
-        if progress is not None:
-            progress(StudyProgress(part, chosen.index(part) + 1, len(chosen), status, **more))
+        if told is not None:
+            told(StudyProgress(part, chosen.index(part) + 1, len(chosen), status, **more))
 
     def watched(part: str) -> Callable[[Progress], None]:
         return lambda now: tell(part, "running", run=now)
@@ -114,6 +123,7 @@ def run_study(
     existed = path is not None and path.exists()
     begun = path is not None and (path / "study.json").exists()
     with contextlib.ExitStack() as stack:
+        told = stack.enter_context(watching_study(progress))
         if path is not None and begun:
             stack.enter_context(alone(path))
             directory = RunDirectory(path)
@@ -141,7 +151,7 @@ def run_study(
                     checkpoint_every, max_recoveries,
                 )  # fmt: skip
                 try:
-                    _run_part(study.scenario(part), directory.path, part, options, watched(part))
+                    _run_part(study.scenario(part), directory.path, part, options, watched(part), listeners)
                 except DivergenceError as error:
                     ledger.mark(part, "failed", error)
                     tell(part, "failed", error=str(error))
@@ -159,7 +169,12 @@ def run_study(
 
 
 def _run_part(
-    scenario: Scenario, study: Path, part: str, options: Options, progress: Callable[[Progress], None]
+    scenario: Scenario,
+    study: Path,
+    part: str,
+    options: Options,
+    progress: Callable[[Progress], None],
+    callbacks: Sequence[Callback],
 ) -> None:
     """Go on with what stands there, where that comes to the same end; or run it afresh."""
     out = study / part
@@ -167,13 +182,13 @@ def _run_part(
         try:
             resume(
                 out, scenario=scenario, address=options.address, max_recoveries=options.max_recoveries,
-                progress=progress,
+                progress=progress, callbacks=callbacks,
             )  # fmt: skip
             return
         except (ScenarioError, TraceError) as error:  # other versions, changed code, a damaged checkpoint
             warnings.warn(RecoveredWarning(f"{out} is run afresh: {error}"), stacklevel=3)
     discard(study, part)
-    run(scenario, out=out, progress=progress, **options.as_dict())
+    run(scenario, out=out, progress=progress, callbacks=callbacks, **options.as_dict())
 
 
 def _chosen(study: Study, only: Sequence[str] | None) -> list[str]:

@@ -124,6 +124,9 @@ class Totals(NamedTuple):
     def plus(self, other: Totals) -> Totals:
         return Totals(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
+    def minus(self, other: Totals) -> Totals:
+        return Totals(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
+
 
 def schema_for(table: str, nodes: int, server: int | None = None) -> pa.Schema:
     """The schema of `table`, marked with what a reader must know before it reads."""

@@ -18,8 +18,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
+from asyncfed.network.names import Names
 from asyncfed.trace.columns import MESSAGES, SCHEMAS, schema_for
 from asyncfed.trace.files import Chunk, open_chunk, path_of, read_chunks, reading
+
+_NODES = ("sender", "receiver")
 
 
 def in_order(messages: pa.Table) -> pa.Table:
@@ -46,12 +49,21 @@ def all_messages(files: Sequence[Chunk], nodes: int, server: int | None) -> pa.T
     return pa.concat_tables(tables).unify_dictionaries().replace_schema_metadata(schema.metadata)
 
 
-def write_csv(files: Sequence[Chunk], nodes: int, target: Path) -> None:
+def write_csv(files: Sequence[Chunk], nodes: int, target: Path, names: Names) -> None:
     plain = pa.schema([(field.name, _plain_type(field.type)) for field in SCHEMAS[MESSAGES]])
+    called = pa.array([names[node] for node in range(nodes)]) if names.given else None
+    if called is not None:
+        for name in _NODES:
+            plain = plain.set(plain.get_field_index(name), pa.field(name, called.type))
+
+    def column(piece: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+        if called is not None and field.name in _NODES:
+            return called.take(piece[field.name].combine_chunks())
+        return piece[field.name].cast(field.type)
 
     def pieces() -> Iterator[pa.Table]:
         for piece in sorted_chunks(files, nodes):
-            yield pa.table([piece[field.name].cast(field.type) for field in plain], schema=plain)
+            yield pa.table([column(piece, field) for field in plain], schema=plain)
 
     _write(target, lambda file: pa.csv.CSVWriter(file, plain), pieces())
 

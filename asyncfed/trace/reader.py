@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from asyncfed.errors import TraceError, UnknownNameError
+from asyncfed.errors import ScenarioError, TraceError, UnknownNameError
+from asyncfed.network.names import Names, plain_name
 from asyncfed.network.waves import Status
 from asyncfed.trace import exports, queries, rounds
 from asyncfed.trace.columns import MESSAGES, SCHEMAS, STALENESS, STEPS, Totals
@@ -42,9 +43,12 @@ class Trace:
     `nodes` is read from the files; it must be given for a run that has not written any yet. So is `server`,
     the node around which rounds are made; it is None where the run has none or did not note it. A trace does
     not follow a run that goes on: make a new one to see more.
+
+    The files hold numbers. Tables for people show nodes by `names`, and nodes are asked for by them, where
+    there are any: those of a run's graph are in its scenario.json, so `load(run).trace` has them.
     """
 
-    def __init__(self, directory: Path | str, nodes: int | None = None) -> None:
+    def __init__(self, directory: Path | str, nodes: int | None = None, names: Names | None = None) -> None:
         self.directory = Path(directory)
         self.server: int | None = None
         if nodes is None and not self.directory.is_dir():
@@ -61,6 +65,7 @@ class Trace:
         if not 1 <= nodes <= MOST_NODES:
             raise TraceError(f"nodes is {nodes}; a trace is of 1 to {MOST_NODES:,} nodes")
         self.node_count = nodes
+        self.names = Names(range(nodes)) if names is None else names
 
     def __repr__(self) -> str:
         return f"Trace({str(self.directory)!r}, nodes={self.node_count})"
@@ -108,7 +113,7 @@ class Trace:
         """
         sums = self._edge_sums
         sender, receiver = np.divmod(sums.index.to_numpy(), self.node_count)
-        columns: dict[str, Any] = {"sender": sender, "receiver": receiver}
+        columns: dict[str, Any] = {"sender": self._shown(sender), "receiver": self._shown(receiver)}
         columns |= {name: sums[name].to_numpy() for name in queries.COUNTS}
         attempts, delivered = columns["attempts"], columns["delivered"]
         columns["delivery_rate"] = queries.ratio(delivered, attempts)
@@ -117,18 +122,20 @@ class Trace:
         columns["delay_max"] = sums["delay_max"].to_numpy()
         return _frame(columns | queries.staleness(sums))
 
-    def edge(self, sender: int, receiver: int) -> pd.DataFrame:
+    def edge(self, sender: int | str, receiver: int | str) -> pd.DataFrame:
         """One row per potential message from `sender` to `receiver`, in order of sent_at: all columns."""
-        found = self._where(sender=sender, receiver=receiver)
+        a, b = (self._number(node) for node in (sender, receiver))
+        found = self._where(sender=a, receiver=b)
         if not len(found):
-            outgoing = self._where(["receiver"], sender=sender)
+            outgoing = self._where(["receiver"], sender=a)
             receivers = np.unique(outgoing["receiver"].to_numpy()).tolist()
-            listing = ", ".join(map(str, receivers[:10])) + (", …" if len(receivers) > 10 else "")
+            listing = ", ".join(self.names[one] for one in receivers[:10])
+            listing += ", …" if len(receivers) > 10 else ""
             raise TraceError(
                 f"edge {sender}→{receiver} does not appear in {self.directory}; "
                 f"client {sender} has edges to {listing or 'nobody'}"
             )
-        return _to_pandas(exports.in_order(found))
+        return self._to_pandas(exports.in_order(found))
 
     def nodes(self) -> pd.DataFrame:
         """One row per client.
@@ -148,7 +155,7 @@ class Trace:
         steps = queries.client_sums(read_chunks(self._files[STEPS], STEPS, self.node_count), self.node_count)
         return _frame(
             {
-                "client": np.arange(self.node_count),
+                "client": self._shown(np.arange(self.node_count)),
                 "steps": steps["steps"],
                 "sent": total(sender, "sent"),
                 "received": total(receiver, "delivered"),
@@ -235,7 +242,7 @@ class Trace:
     def steps(self) -> pd.DataFrame:
         """One row per step of a client, in the order in which they were written."""
         chunks = read_chunks(self._files[STEPS], STEPS, self.node_count)
-        return _to_pandas(pa.concat_tables([SCHEMAS[STEPS].empty_table(), *chunks]).unify_dictionaries())
+        return self._to_pandas(pa.concat_tables([SCHEMAS[STEPS].empty_table(), *chunks]).unify_dictionaries())
 
     def matrix(self, quantity: str) -> npt.NDArray[Any]:
         """A column of `edges()` as a nodes × nodes array [sender, receiver].
@@ -243,6 +250,7 @@ class Trace:
         Where there is no edge, counts and bytes are 0, rates and delays NaN.
         """
         edges = self.edges()
+        sender, receiver = np.divmod(self._edge_sums.index.to_numpy(), self.node_count)
         known = list(edges.columns.drop(["sender", "receiver"]))
         if quantity not in known:
             raise UnknownNameError("quantity", quantity, known)
@@ -250,7 +258,7 @@ class Trace:
         missing = 0 if values.dtype.kind == "i" else np.nan
         self._check_square()
         result = np.full((self.node_count, self.node_count), missing, values.dtype)
-        result[edges["sender"], edges["receiver"]] = values
+        result[sender, receiver] = values
         return result
 
     def links_up(self, step: int) -> npt.NDArray[np.bool_]:
@@ -270,19 +278,19 @@ class Trace:
         return result
 
     def to_arrow(self) -> pa.Table:
-        """All messages as an Arrow table, sorted by sent_at, sender, receiver, step."""
+        """All messages as an Arrow table, sorted by sent_at, sender, receiver, step; nodes by number."""
         return exports.all_messages(self._files[MESSAGES], self.node_count, self.server)
 
     def to_pandas(self) -> pd.DataFrame:
         """All messages, sorted by sent_at, sender, receiver, step; status, phase and kind are categories."""
-        return _to_pandas(self.to_arrow())
+        return self._to_pandas(self.to_arrow())
 
     def to_csv(self, path: Path | str) -> None:
         """Write all messages in the order of `to_arrow` as CSV; a null is an empty field."""
-        exports.write_csv(self._files[MESSAGES], self.node_count, Path(path))
+        exports.write_csv(self._files[MESSAGES], self.node_count, Path(path), self.names)
 
     def to_parquet(self, path: Path | str) -> None:
-        """Write all messages in the order of `to_arrow` as one Parquet file."""
+        """Write all messages in the order of `to_arrow` as one Parquet file, nodes by number."""
         exports.write_parquet(self._files[MESSAGES], self.node_count, self.server, Path(path))
 
     @cached_property
@@ -295,6 +303,24 @@ class Trace:
         group = queries.PhaseGroup()
         sums = queries.sums(self._chunks("step", "phase", "kind", *queries.SUMMED_COLUMNS), group)
         return list(group.labels), sums
+
+    def _shown(self, numbers: npt.NDArray[np.int64]) -> Any:
+        return self.names.column(numbers)
+
+    def _number(self, node: int | str) -> int:
+        if not self.names.given and not isinstance(node, str):
+            return node  # whoever is not there has no messages
+        try:
+            return self.names.number(plain_name(node), "the edge", "node")
+        except ScenarioError as error:
+            raise TraceError(f"{error} (in {self.directory})") from None
+
+    def _to_pandas(self, table: pa.Table) -> pd.DataFrame:
+        frame = _to_pandas(table)
+        for name in ("sender", "receiver", "client") if self.names.given else ():
+            if name in frame:
+                frame[name] = self._shown(table[name].to_numpy())
+        return frame
 
     def _check_square(self) -> None:
         if self.node_count > _MOST_SQUARE:

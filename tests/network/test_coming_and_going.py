@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncfed.network.names import Names
 from asyncfed.network.presence import DrawnPresence, GivenPresence
 from asyncfed.network.timing import Lockstep, VirtualTime
 from asyncfed.network.waves import Snapshot, Status, Wave
@@ -63,7 +64,7 @@ def there(setting: Setting, client: int, time: float) -> bool:
     if presence is None:
         return True
     n = len(setting.graph)
-    uptimes = presence.attend(range(n), n, Streams(setting.seed)).uptimes
+    uptimes = presence.attend(Names(range(n)), Streams(setting.seed)).uptimes
     return bool(uptimes.on(np.array([client]), np.array([time]))[0])
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from asyncfed.errors import ScenarioError
 from asyncfed.network import DrawnPresence, GivenPresence, PresenceFile
+from asyncfed.network.names import Names
 from asyncfed.network.presence import Attendance, Presence
 from asyncfed.registry import from_data, to_data
 from asyncfed.rng import Streams
@@ -21,7 +22,7 @@ LABELS = ("a", "b", "c", "the server")
 
 
 def attend(presence: Presence, seed: int = 0) -> Attendance:
-    return presence.attend(LABELS, 3, Streams(seed))
+    return presence.attend(Names(LABELS).first(3), Streams(seed))
 
 
 def there(presence: Presence, client: int, times: list[float]) -> list[bool]:
@@ -83,7 +84,10 @@ def test_what_an_absence_does_is_handed_on() -> None:
         (lambda: GivenPresence([(0, 1)]), "it must be a table {client: [(from, to), …]}"),
         (lambda: GivenPresence({0: [(3, 2)]}), "the interval (3, 2) of client 0"),
         (lambda: GivenPresence({0: [(0, 1)]}, period=0), "the period of a presence is 0"),
-        (lambda: attend(GivenPresence({3: []})), "the presence names client 3; the clients are 0 to 2, or"),
+        (
+            lambda: attend(GivenPresence({3: []})),
+            "the presence names client 3; the clients are a, b, c (or 0 to 2)",
+        ),
         (lambda: attend(GivenPresence({"the server": []})), "the presence names client 'the server'"),
         (lambda: attend(DrawnPresence(1, 1, clients=["x"])), "the presence names client 'x'"),
         (lambda: DrawnPresence(1, 1, clients="x"), "clients is 'x'; it must be a list"),
@@ -102,7 +106,7 @@ def test_what_is_no_presence_is_refused(made: Any, named: str) -> None:
         ("", "begins with nothing; its first line must be the header node,from,to"),
         ("node,to\n", "begins with node,to; its first line must be the header node,from,to"),
         ("node,from,to\n0,1\n", "line 2 has 2 fields; it must have node,from,to"),
-        ("node,from,to\n0,1,2\n7,1,2\n", "line 3 names client 7; the clients are 0 to 2"),
+        ("node,from,to\n0,1,2\n7,1,2\n", "line 3 names client 7; the clients are a, b, c"),
         ("node,from,to\n0,soon,2\n", "line 2: 'soon' is no time; it must be a number"),
         ("node,from,to\n0,3,2\n", "line 2: an interval from 3 to 2 must have 0 ≤ from < to"),
         ("node,from,to\n0,1,5\n\n0,4,6\n", "line 4) overlap; make them one"),

@@ -613,7 +613,7 @@ def test_a_factor_slows_the_client_of_that_number_wherever_the_graph_has_its_ser
     assert played.looks[0][0].steps.tolist() == [1, 0, 1]
     assert {row.receiver for row in played.messages if row.kind != "request"} == {3}
     assert {row.sender for row in played.messages if row.kind == "request"} == {3}
-    with pytest.raises(ScenarioError, match="for client 3, but clients are 0 to 2"):
+    with pytest.raises(ScenarioError, match="names client 3; the clients are "):
         play_by_hand(graph, VirtualTime(factors={3: 2.0}), Server(), ask_of([0]))
 
 

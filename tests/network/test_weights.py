@@ -317,7 +317,7 @@ def test_given_weights_are_used_as_given_and_a_link_that_is_down_leaves_its_shar
             "client 0 gives away and keeps sum to 0.9; they must sum to 1",
         ),
         (((1, 0, 0), (0, float("nan"), 0), (0, 0, 1)), "client 1 gives away and keeps sum to nan"),
-        (((0.5, 0, 0.5), (0, 1, 0), (0, 0, 1)), "weight 0→2 is 0.5, but the topology has no link 0→2"),
+        (((0.5, 0, 0.5), (0, 1, 0), (0, 0, 1)), "weight 0→2 is 0.5, but the topology has no such link"),
     ],
 )
 def test_a_matrix_that_does_not_fit_is_refused(rows: Any, named: str) -> None:

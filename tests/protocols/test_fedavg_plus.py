@@ -49,11 +49,11 @@ def test_everybody_is_judged_after_an_epoch_of_its_own(momentum: float, tmp_path
         assert row["loss"] == pytest.approx(np.logaddexp(0, a @ own - t).mean() + 0.05 * own @ own, abs=1e-12)
 
 
-def test_how_to_tune_must_be_said_where_the_learning_rate_changes() -> None:
+def test_how_to_tune_must_be_said_where_the_learning_rate_changes(tmp_path: Path) -> None:
     changing = LocalSteps(StepDecay(0.1, at=(3,)), epochs=1)
     with pytest.raises(ScenarioError, match=r"say how clients tune, as in tuning=LocalSteps"):
-        FedAvgPlus(1, changing)
-    assert FedAvgPlus(1, changing, tuning=LOCAL).tuning == LOCAL
+        serve(problem(), FedAvgPlus(1, changing), tmp_path / "unsaid")
+    serve(problem(), FedAvgPlus(1, changing, tuning=LOCAL), tmp_path / "said")
     with pytest.raises(ScenarioError, match=r"tuning is 3; it must be LocalSteps\(…\) or None"):
         FedAvgPlus(1, LOCAL, tuning=3)  # type: ignore[arg-type]
     with pytest.raises(ScenarioError, match="momentum is 1; it must be a number, at least 0 and below 1"):

@@ -14,9 +14,9 @@ from asyncfed.errors import TopologyError, UnknownNameError
 from topologies._recipes import GENERATORS
 
 EVERY_GENERATOR = [
-    topologies.contacts(str(Path(__file__).with_name("contacts.csv")), n=4),
     topologies.edgeless(3),
     topologies.erdos_renyi(12, 0.4, seed=3),
+    topologies.from_file(str(Path(__file__).with_name("contacts.csv")), directed=False, n=4),
     topologies.fully_connected(5),
     topologies.grid(3, 4),
     topologies.random_geometric(20, 0.4, seed=1, latency=(0.1, 2.0), probability=(0.5, 0.9)),
@@ -41,8 +41,8 @@ def described(graph: nx.Graph) -> tuple[object, ...]:
 
 def test_the_public_names_are_these() -> None:
     assert topologies.__all__ == [
-        "Device", "by_distance", "contacts", "edgeless", "erdos_renyi", "from_recipe", "fully_connected",
-        "grid", "load", "random_geometric", "random_graph", "ring", "save", "small_world", "star",
+        "Device", "by_distance", "edgeless", "erdos_renyi", "from_file", "from_recipe", "fully_connected",
+        "grid", "random_geometric", "random_graph", "ring", "save", "small_world", "star",
         "stochastic_directed", "stochastic_undirected", "torus", "with_devices", "with_links",
     ]  # fmt: skip
     assert all(getattr(topologies, name).__doc__ for name in topologies.__all__)
@@ -51,7 +51,7 @@ def test_the_public_names_are_these() -> None:
 def test_every_generator_is_a_public_name_and_stands_in_the_list_of_this_file() -> None:
     made = {json.loads(graph.graph["recipe"])["generator"] for graph in EVERY_GENERATOR}
     assert made == set(GENERATORS)
-    others = {"Device", "by_distance", "from_recipe", "load", "save", "with_devices", "with_links"}
+    others = {"Device", "by_distance", "from_recipe", "save", "with_devices", "with_links"}
     assert made == set(topologies.__all__) - others
 
 
@@ -74,9 +74,9 @@ def test_a_recipe_makes_the_same_graph_again_as_text_and_as_a_mapping(graph: nx.
 
 def test_names_say_what_the_network_is() -> None:
     assert [graph.graph["name"] for graph in EVERY_GENERATOR] == [
-        "contacts of contacts.csv, 4 clients",
         "edgeless, 3 clients",
         "Erdős–Rényi p=0.4, 12 clients",
+        "contacts.csv, 4 clients",
         "fully connected, 5 clients",
         "grid 3×4, 12 clients",
         "random geometric r=0.4, 20 clients",

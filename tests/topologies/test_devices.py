@@ -161,7 +161,7 @@ def test_what_has_no_distance_is_refused_by_name() -> None:
         with_links(ring(3), latency=by_distance(0.0, 1.0))
     graph = nx.path_graph(2)
     nx.set_node_attributes(graph, {0: (0.0, 1.0), 1: (1.0,)}, "pos")
-    with pytest.raises(TopologyError, match="node 1 has 1 coordinates and node 0 has 2"):
+    with pytest.raises(TopologyError, match="node 1 has 1 coordinates and another has 2"):
         with_links(graph, latency=by_distance(0.0, 1.0))
     graph.nodes[1]["pos"] = "here"
     with pytest.raises(TopologyError, match="pos of node 1 is 'here'; it must be coordinates"):

@@ -29,3 +29,12 @@ def _shown(match: re.Match[str]) -> str:
     if unicodedata.category(character) not in _UNSEEN:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+def duration(seconds: float) -> str:
+    """Short, for people."""
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

@@ -1,21 +1,26 @@
-"""Shows how far a run or study is: a bar on a terminal, a plain line every tenth of the way elsewhere."""
+"""Shows how far a run is: a bar on a terminal or in a notebook, elsewhere a line every tenth of the way.
+
+Without being asked, `run` shows it only where somebody looks: nothing appears in a batch job or a pipe.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import html
+import importlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from asyncfed.cli.printable import printable
-from asyncfed.cli.tables import duration
+from asyncfed.errors import ScenarioError
+from asyncfed.printable import duration, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from asyncfed.runner import Progress
-    from asyncfed.study import StudyProgress
+    from asyncfed.execution import Progress
 
 BETWEEN_UPDATES = 0.1  # seconds
 LINES = 10
@@ -34,7 +39,55 @@ class Watcher(Protocol):
 
 
 def watcher(console: Console) -> Watcher:
+    """What shows a run on a console."""
     return Bar(console) if console.is_terminal else Lines()
+
+
+@contextlib.contextmanager
+def watching(
+    progress: bool | Callable[[Progress], None] | None,
+) -> Iterator[Callable[[Progress], None] | None]:
+    """What a run is to tell: the `progress` of `run`, open while it goes."""
+    if not shows(progress):
+        yield None if isinstance(progress, bool) else progress
+        return
+    with NotebookBar() if in_notebook() else watcher(errors_console()) as shown:
+        yield shown
+
+
+def shows(progress: object) -> bool:
+    """Whether we show it ourselves: where it is asked for, or somebody looks and nothing else was said."""
+    if progress is None:
+        return in_notebook() or bool(sys.stderr is not None and sys.stderr.isatty())
+    return progress is True
+
+
+def check_progress(progress: object) -> None:
+    """Refuse what says neither whether to show it nor whom to tell."""
+    if (
+        progress is not None
+        and not isinstance(progress, bool)
+        and (isinstance(progress, type) or not callable(progress))
+    ):
+        raise ScenarioError(
+            f"progress is {progress!r}; it must be True to show it, False not to, None to show it where "
+            "somebody looks, or a function that is called with it"
+        )
+
+
+def in_notebook() -> bool:
+    """Whether what is displayed goes to a notebook."""
+    if "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+def errors_console() -> Console:
+    """Plain text on stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, emoji=False, markup=False)
 
 
 class Bar:
@@ -80,6 +133,42 @@ class Bar:
         self._bar.stop()
 
 
+class NotebookBar:
+    """A bar below the cell, drawn again at most ten times a second, which goes when the run ends well."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._display: Any = None
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if now < self._next and progress.fraction < 1:
+            return
+        self._next = now + BETWEEN_UPDATES
+        note = f"<br>{html.escape(progress.note)}" if progress.note else ""
+        self._show(
+            f"{html.escape(progress.phase)} <progress max='1' value='{progress.fraction:.4f}'></progress> "
+            f"{html.escape(_words(progress))}{note}"
+        )
+
+    def __enter__(self) -> NotebookBar:
+        self._show("starting <progress max='1'></progress>")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._show("")
+
+    def _show(self, text: str) -> None:
+        notebook: Any = importlib.import_module("IPython.display")
+        if self._display is None:
+            self._display = notebook.display(notebook.HTML(text), display_id=True)
+        else:
+            self._display.update(notebook.HTML(text))
+
+
 class Lines:
     """About ten plain lines on stderr in a whole run."""
 
@@ -109,46 +198,6 @@ class Lines:
             print(printable(text), file=sys.stderr, flush=True)
         except OSError:
             return  # nobody listens; the run goes on
-
-
-class StudyWatcher:
-    """Says which part of a study is running, and shows each as a run is shown."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._run = contextlib.ExitStack()
-        self._watch: Watcher | None = None
-
-    def __call__(self, progress: StudyProgress) -> None:
-        if progress.run is not None:
-            if self._watch is not None:
-                self._watch(progress.run)
-            return
-        self._run.close()
-        place = f"part {progress.number} of {progress.total}: {progress.part}"
-        match progress.status:
-            case "checking":
-                if self._console.is_terminal:
-                    self._run.enter_context(self._console.status(f"checking {place}"))
-            case "running":
-                self._say(place)
-                self._watch = self._run.enter_context(watcher(self._console))
-            case "kept":
-                self._say(f"{place}: {'diverged' if progress.error else 'complete'} already")
-            case "failed":
-                self._say(f"{place}: failed: {progress.error}")
-
-    def __enter__(self) -> StudyWatcher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._run.close()
-
-    def _say(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # nobody listens; the study goes on
-            self._console.print(text, soft_wrap=True)
 
 
 def _words(progress: Progress) -> str:

@@ -1,0 +1,68 @@
+"""Shows how far a study is: which part is running, and how far that is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from asyncfed.watching import NotebookBar, Watcher, errors_console, in_notebook, shows, watcher
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncfed.study.running import StudyProgress
+
+
+@contextlib.contextmanager
+def watching_study(
+    progress: bool | Callable[[StudyProgress], None] | None,
+) -> Iterator[Callable[[StudyProgress], None] | None]:
+    """What a study is to tell: the `progress` of `run_study`, open while it goes."""
+    if not shows(progress):
+        yield None if isinstance(progress, bool) else progress
+        return
+    with StudyWatcher(errors_console()) as shown:
+        yield shown
+
+
+class StudyWatcher:
+    """Says which part of a study is running, and shows each as a run is shown."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._run = contextlib.ExitStack()
+        self._watch: Watcher | None = None
+
+    def __call__(self, progress: StudyProgress) -> None:
+        if progress.run is not None:
+            if self._watch is not None:
+                self._watch(progress.run)
+            return
+        self._run.close()
+        place = f"part {progress.number} of {progress.total}: {progress.part}"
+        match progress.status:
+            case "checking":
+                if self._console.is_terminal:
+                    self._run.enter_context(self._console.status(f"checking {place}"))
+            case "running":
+                self._say(place)
+                shown = NotebookBar() if in_notebook() else watcher(self._console)
+                self._watch = self._run.enter_context(shown)
+            case "kept":
+                self._say(f"{place}: {'diverged' if progress.error else 'complete'} already")
+            case "failed":
+                self._say(f"{place}: failed: {progress.error}")
+
+    def __enter__(self) -> StudyWatcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run.close()
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody listens; the study goes on
+            self._console.print(text, soft_wrap=True)
