@@ -12,15 +12,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asyncfed import OneByOneWarning, Scenario, ScenarioError, VirtualTime, load, resume, run
+from asyncfed import Lockstep, OneByOneWarning, Scenario, ScenarioError, VirtualTime, load, resume, run
 from asyncfed.data import client_data_from_lists
 from asyncfed.data.sampling import Sampler
 from asyncfed.network import GivenPresence
 from asyncfed.problems import Problem, from_module
 from asyncfed.problems.draws import drawn_from, normals, uniforms
-from asyncfed.protocols import HGP, PDBO, SGP, FedAvg, LocalSteps, PushPull, Server
+from asyncfed.protocols import (
+    HGP,
+    PDBO,
+    SGP,
+    AsyncSGP,
+    Buffered,
+    ClusteredFL,
+    FedAsync,
+    FedAvg,
+    FedBuff,
+    FedProx,
+    LocalSteps,
+    PushDIGing,
+    PushPull,
+    Scaffold,
+    Server,
+)
 from asyncfed.rng import Streams
 from tests.helpers import files_of
+from tests.pretended import pretended_gpu
 from topologies import fully_connected, ring, star
 
 CLIENTS, SAMPLES = 6, 12
@@ -238,6 +255,54 @@ def test_who_comes_back_after_a_crash_has_noted_nothing(tmp_path: Path) -> None:
     count = -1  # num_batches_tracked is the last buffer
     others = result.final["clients/buffers"][1:, count]
     assert result.final["clients/buffers"][0, count] < others.min()
+
+
+_STEPS = LocalSteps(0.05, steps=2, batch=4)
+METHODS = {
+    "AsyncSGP": (AsyncSGP(4, 0.05, batch=4), VirtualTime("uniform(0.5, 1.5)")),
+    "PushDIGing": (PushDIGing(4, 0.05, batch=4), Lockstep()),
+    "PushPull": (PushPull(4, 0.05, batch=4), VirtualTime("uniform(0.5, 1.5)")),
+    "FedProx": (FedProx(3, _STEPS, mu=0.1, momentum=0.5), Lockstep()),
+    "Scaffold": (Scaffold(3, _STEPS), Lockstep()),
+    "ClusteredFL": (ClusteredFL(3, _STEPS), Lockstep()),
+    "FedBuff": (FedBuff(3, _STEPS, server=Buffered(2)), VirtualTime("uniform(0.5, 1.5)")),
+    "FedAsync": (FedAsync(8, _STEPS), VirtualTime("uniform(0.5, 1.5)")),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kept", ["local", "averaged"])
+def test_who_says_that_it_moves_buffers_moves_them(method: str, kept: Any, tmp_path: Path) -> None:
+    protocol, timing = METHODS[method]
+    topology = ring(CLIENTS) if protocol.server is None else star(CLIENTS)
+    problem = from_module(Flat, data(), buffers=kept)
+    scenario = Scenario(problem=problem, topology=topology, protocol=protocol, timing=timing)
+    if kept not in protocol.moves_buffers:
+        with pytest.raises(ScenarioError, match="does not move such"):
+            run(scenario, out=tmp_path / "run")
+        return
+    result = run(scenario, out=tmp_path / "run", strict=True)
+    steps = result.clients["steps"].to_numpy()
+    noted = [result.model(client)["norm.num_batches_tracked"].item() for client in range(CLIENTS)]
+    assert (np.array(noted)[steps > 0] > 0).all()
+    if kept == "local":
+        each = 2 if protocol.server is not None else 1
+        begun = np.array(noted) // each - steps  # with a buffer, some are at work when the run ends
+        assert (begun == 0).all() or (method in ("FedBuff", "FedAsync") and set(begun) <= {0, 1})
+    again = run(scenario, out=tmp_path / "again")
+    for name, value in result.final.items():
+        torch.testing.assert_close(again.final[name], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kept", ["local", "averaged", "frozen"])
+@pytest.mark.parametrize("method", [peers, served])
+def test_on_a_pretended_gpu_nothing_of_the_cpu_meets_it(method: Any, kept: Any, tmp_path: Path) -> None:
+    scenario = method(from_module(Flat, data(), buffers=kept))
+    here = run(scenario, out=tmp_path / "cpu")
+    with pretended_gpu():
+        there = run(scenario, out=tmp_path / "gpu", device="cuda")
+    for name, value in here.final.items():
+        torch.testing.assert_close(there.final[name], value, rtol=1e-9, atol=1e-9)
 
 
 # --- bilevel ---------------------------------------------------------------------------------------------
