@@ -34,8 +34,8 @@ from asyncfed.network.server import Server
 from asyncfed.problems.derivatives import samples_at_once
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level
-from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fedprox import check_momentum
+from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps, decay
 from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Tensors
 from asyncfed.protocols.rounds import (
@@ -117,7 +117,7 @@ class FedEM(WithServer):
 
 
 @dataclass(frozen=True)
-class MixtureSteps(Round):
+class MixtureSteps(LocalRound):
     """E and M step of every client; θ_k ← mean θ_ik"""
 
     steps: LocalSteps
@@ -135,15 +135,9 @@ class MixtureSteps(Round):
         names = ("log_pi", "m") if self.momentum else ("log_pi",)
         return {name: self.length(name, sizes) for name in names}
 
-    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes["inner"], clients).astype(float)
-
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         """Those of the E step too."""
         return self.steps.samples(sizes["inner"], clients) + sizes["inner"]
-
-    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
-        return self.steps.cost(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         q, log_pi = expectation(at, board["y"], memory["log_pi"])

@@ -40,6 +40,7 @@ from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fedprox import check_momentum
+from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps, Rows
 from asyncfed.protocols.part import Act, Inbox, Judged, Sizes, Tensors, whole
 from asyncfed.protocols.rounds import (
@@ -245,7 +246,7 @@ class EnvelopeSteps(Round):
 
 
 @dataclass(frozen=True)
-class PulledSteps(Round):
+class PulledSteps(LocalRound):
     """The form in FedEM's code."""
 
     steps: LocalSteps
@@ -263,15 +264,6 @@ class PulledSteps(Round):
     def remembered(self, sizes: Sizes) -> dict[str, int]:
         names = ("theta", "begun", "m") if self.momentum else ("theta", "begun")
         return {name: self.length(name, sizes) for name in names}
-
-    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes["inner"], clients).astype(float)
-
-    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.samples(sizes["inner"], clients)
-
-    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
-        return self.steps.cost(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         f, w = at.inner(board["x"]), board["y"]
