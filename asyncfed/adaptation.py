@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from asyncfed.checks import NonNegativeInt, checked
 from asyncfed.errors import ScenarioError
 from asyncfed.problems import Derivatives, Problem
 from asyncfed.problems.checking import check_data, check_functions
 from asyncfed.protocols.adapting import adaptation_of
-from asyncfed.protocols.part import Sizes
+from asyncfed.protocols.part import Method, Sizes
 from asyncfed.registry import from_data
 from asyncfed.result import Result
 from asyncfed.rows import means
@@ -40,12 +41,13 @@ class Adapted:
     clients: pd.DataFrame
 
 
+@checked
 def adapt(
     result: Result,
     problem: Problem,
     *,
-    steps: int | None = None,
-    method: Any = None,
+    steps: NonNegativeInt | None = None,
+    method: Method | None = None,
     seed: int | None = None,
     device: str = "cpu",
 ) -> Adapted:
@@ -69,6 +71,7 @@ def adapt(
 
     data = result.scenario_data
     method = from_data(data["protocol"], "a scenario") if method is None else method
+    assert isinstance(method, Method), "what a run was made with"
     derivatives = Derivatives.of(problem)
     sizes = Sizes(derivatives.inner.d, derivatives.outer.d, problem.clients)
     final = result.final

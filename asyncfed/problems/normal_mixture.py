@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import PositiveFloat, PositiveInt
 from asyncfed.data import ClientData, ClientShards
-from asyncfed.errors import DataError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.personalized import log_mixture
 from asyncfed.problems.problem import Batch, Mixture, Problem, problem_factory
@@ -24,13 +24,13 @@ from asyncfed.room import require_room
 
 @problem_factory
 def normal_mixture(
-    clients: int = 10,
-    components: int = 2,
-    dimension: int = 2,
+    clients: PositiveInt = 10,
+    components: PositiveInt = 2,
+    dimension: PositiveInt = 2,
     seed: int = 0,
-    apart: float = 3.0,
-    concentration: float = 1.0,
-    samples: int = 100,
+    apart: PositiveFloat = 3.0,
+    concentration: PositiveFloat = 1.0,
+    samples: PositiveInt = 100,
 ) -> Problem:
     """Random mixtures.
 
@@ -46,13 +46,6 @@ def normal_mixture(
     samples
         Of each client.
     """
-    counts = {"clients": clients, "components": components, "dimension": dimension, "samples": samples}
-    for name, value in counts.items():
-        if value < 1:
-            raise DataError(f"{name} is {value}; it must be at least 1")
-    for name, size in (("apart", apart), ("concentration", concentration)):
-        if not 0 < size < float("inf"):
-            raise DataError(f"{name} is {size}; it must be finite and above 0")
     require_room(
         8.0 * clients * samples * (dimension + components),
         f"a problem of {clients:,} clients with {samples:,} samples each",

@@ -15,14 +15,12 @@ from typing import Any
 
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.problem import Problem
-from asyncfed.protocols.part import Act, Sizes, whole
+from asyncfed.protocols.part import Act, Sizes
 from asyncfed.protocols.rounds import JudgedByServer
 
 
 def adaptation_of(method: Any, problem: Problem, sizes: Sizes, steps: int | None) -> Act:
     """What new clients with the data of `problem` do, in so many steps of their own where they make some."""
-    if steps is not None and (not whole(steps) or steps < 0):
-        raise ScenarioError(f"steps is {steps!r}; it must be a whole number, at least 0, or None")
     name = type(method).__name__
     adaptation = getattr(method, "adaptation", None)
     if adaptation is not None:

@@ -25,14 +25,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, FloatArray
 from asyncfed.protocols.cost import Cost
-from asyncfed.protocols.fedprox import check_momentum
 from asyncfed.protocols.local_steps import LocalSteps, decay
-from asyncfed.protocols.part import Inbox, Scene, Start, Step, Steps, Tensors, whole
+from asyncfed.protocols.part import Inbox, Scene, Start, Step, Steps, Tensors
 from asyncfed.protocols.schedules import rate_at
+from asyncfed.protocols.settings import Momentum
 from asyncfed.protocols.sgp import SGP
 from asyncfed.registry import register
 
@@ -59,17 +60,13 @@ class EpochSGP(SGP):
     """
 
     order: Literal["4a", "4b"] = "4b"
-    epochs: int = 1
-    momentum: float = 0.0
+    epochs: PositiveInt = 1
+    momentum: Momentum = 0.0
     weighted: bool = False
     name = "epoch-sgp"
     moves_buffers = ("local",)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_momentum(self)
-        if not whole(self.epochs) or self.epochs < 1:
-            raise ScenarioError(f"epochs is {self.epochs!r}; it must be a whole number, at least 1")
         if self.order != "4b":
             raise ScenarioError(
                 f"order is {self.order!r}; EpochSGP steps before it communicates, and its hypergradient is "

@@ -12,11 +12,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
-from asyncfed.protocols.fedprox import check_momentum, proximal_steps
+from asyncfed.protocols.fedprox import proximal_steps
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Round, WithServer, check_server_protocol
+from asyncfed.protocols.rounds import Round, WithServer
+from asyncfed.protocols.settings import Momentum
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -40,17 +42,13 @@ class FedAvg(WithServer):
         w, at least 0: clients add so much of y_i to their gradients.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
-    max_rounds: int | None = None
-    momentum: float = field(default=0.0, kw_only=True)
-    weight_decay: float = field(default=0.0, kw_only=True)
+    max_rounds: PositiveInt | None = None
+    momentum: Momentum = field(default=0.0, kw_only=True)
+    weight_decay: NonNegativeFloat = field(default=0.0, kw_only=True)
     moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        check_momentum(self)
 
     @property
     def needs_outer(self) -> bool:

@@ -37,11 +37,6 @@ class FedAvgPlus(FedAvg):
 
     tuning: LocalSteps | None = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tuning is not None and not isinstance(self.tuning, LocalSteps):
-            raise ScenarioError(f"tuning is {self.tuning!r}; it must be LocalSteps(…) or None")
-
     def check(self, scene: Scene) -> None:
         super().check(scene)
         if self.tuning is not None:

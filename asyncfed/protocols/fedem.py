@@ -28,13 +28,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.problems.derivatives import samples_at_once
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level
-from asyncfed.protocols.fedprox import check_momentum
 from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps, decay
 from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Tensors
@@ -45,8 +45,8 @@ from asyncfed.protocols.rounds import (
     IntArray,
     Round,
     WithServer,
-    check_server_protocol,
 )
+from asyncfed.protocols.settings import Momentum
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -86,19 +86,15 @@ class FedEM(WithServer):
         Whom it asks and how it waits; by default everybody, weighed by their numbers of samples.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: Momentum = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
 
     judging: ClassVar[Act] = JudgedByMixture()
     passes_on: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        check_momentum(self)
 
     @property
     def needs_outer(self) -> bool:

@@ -43,23 +43,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.checks import NonNegativeInt, PositiveFloat, PositiveInt
+from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level, Samples
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import update
-from asyncfed.protocols.part import Act, Inbox, Judged, Sizes, Tensors, whole
+from asyncfed.protocols.part import Act, Inbox, Judged, Sizes, Tensors
 from asyncfed.protocols.rounds import (
     Answer,
     FloatArray,
     IntArray,
     Round,
     WithServer,
-    check_server_protocol,
 )
-from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
+from asyncfed.protocols.schedules import LearningRate, rate_at
+from asyncfed.protocols.settings import Batch
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -98,41 +99,28 @@ class MetaFL(WithServer):
         Whom it asks and how it waits; by default everybody. All answers count the same.
     """
 
-    outer_steps: int
-    nu: int
-    tau: int
-    alpha: float
+    outer_steps: NonNegativeInt
+    nu: NonNegativeInt
+    tau: PositiveInt
+    alpha: PositiveFloat
     beta: LearningRate
-    batch: int | None = 40
+    batch: Batch = 40
     variant: Variant = "exact"
-    delta: float | None = None
-    tuning: int | None = None
+    delta: PositiveFloat | None = None
+    tuning: NonNegativeInt | None = None
     server: AnyServer = field(default_factory=Server)
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        check_server_protocol(self)
-        for name, least in (("nu", 0), ("tau", 1), ("tuning", 0)):
-            value = getattr(self, name)
-            if not (name == "tuning" and value is None) and (not whole(value) or value < least):
-                raise ScenarioError(f"{name} is {value!r}; it must be a whole number, at least {least}")
-        if not isinstance(self.alpha, (int, float)):
-            raise ScenarioError(f"alpha is {self.alpha!r}; it must be a number above 0")
-        check_rate(self.alpha)
-        check_rate(self.beta)
-        if self.variant not in ("exact", "fo", "hf"):
-            raise UnknownNameError(f"variant of {type(self).__name__}", self.variant, ("exact", "fo", "hf"))
         if self.variant != "hf" and self.delta is not None:
             raise ScenarioError(
                 f"delta is {self.delta}, and variant {self.variant!r} takes no differences of gradients; "
                 "leave delta out, or use variant='hf'"
             )
-        if self.variant == "hf" and not (
-            isinstance(self.delta, (int, float)) and 0 < self.delta < float("inf")
-        ):
+        if self.variant == "hf" and self.delta is None:
             raise ScenarioError(
-                f"delta is {self.delta!r}; variant 'hf' needs a number above 0: small, and not so small that "
-                "the difference of two gradients is rounding (0.001 in single precision)"
+                "delta is None; variant 'hf' needs a number above 0: small, and not so small that the "
+                "difference of two gradients is rounding (0.001 in single precision)"
             )
 
     @property

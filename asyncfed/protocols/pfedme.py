@@ -33,16 +33,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.cost import Cost
-from asyncfed.protocols.fedprox import check_momentum
 from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps, Rows
-from asyncfed.protocols.part import Act, Inbox, Judged, Sizes, Tensors, whole
+from asyncfed.protocols.part import Act, Inbox, Judged, Sizes, Tensors
 from asyncfed.protocols.rounds import (
     LEVELS,
     Answer,
@@ -50,10 +50,8 @@ from asyncfed.protocols.rounds import (
     IntArray,
     Round,
     WithServer,
-    check_number,
-    check_server_protocol,
 )
-from asyncfed.protocols.schedules import check_rate
+from asyncfed.protocols.settings import Momentum
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -102,26 +100,22 @@ class PFedMe(WithServer):
         Whom it asks and how it waits; by default everybody, weighed by their numbers of samples.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
     form: Literal["original", "fedem"] = "original"
-    lam: float | None = None
-    prox_lr: float | None = None
-    prox_steps: int | None = None
-    beta: float | None = None
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lam: NonNegativeFloat | None = None
+    prox_lr: PositiveFloat | None = None
+    prox_steps: PositiveInt | None = None
+    beta: NonNegativeFloat | None = None
+    momentum: Momentum = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
 
     judging: ClassVar[Act] = JudgedByOwn()
     passes_on: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_server_protocol(self)
-        check_momentum(self)
-        if self.form not in ("original", "fedem"):
-            raise UnknownNameError("form of PFedMe", str(self.form), ("original", "fedem"))
         others: dict[str, float | None] = {"momentum": 0.0, "weight_decay": 0.0}
         if self.form == "fedem":
             others = {"prox_lr": None, "prox_steps": None, "beta": None}
@@ -129,13 +123,6 @@ class PFedMe(WithServer):
             value = getattr(self, name)
             if value != left_out:
                 raise ScenarioError(f"{name} is {value}, and the form {self.form!r} has none; leave it out")
-        for name in ("lam", "beta"):
-            if getattr(self, name) is not None:
-                check_number(self, name, 0.0)
-        if self.prox_lr is not None:
-            check_rate(self.prox_lr)
-        if self.prox_steps is not None and (not whole(self.prox_steps) or self.prox_steps < 1):
-            raise ScenarioError(f"prox_steps is {self.prox_steps!r}; it must be a whole number, at least 1")
 
     @property
     def needs_outer(self) -> bool:

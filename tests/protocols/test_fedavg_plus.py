@@ -56,5 +56,5 @@ def test_how_to_tune_must_be_said_where_the_learning_rate_changes(tmp_path: Path
     serve(problem(), FedAvgPlus(1, changing, tuning=LOCAL), tmp_path / "said")
     with pytest.raises(ScenarioError, match=r"tuning is 3; it must be LocalSteps\(…\) or None"):
         FedAvgPlus(1, LOCAL, tuning=3)  # type: ignore[arg-type]
-    with pytest.raises(ScenarioError, match="momentum is 1; it must be a number, at least 0 and below 1"):
+    with pytest.raises(ScenarioError, match=r"momentum is 1; it must be a number in \[0, 1\)"):
         FedAvg(1, LOCAL, momentum=1)

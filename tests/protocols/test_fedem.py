@@ -194,7 +194,7 @@ def test_other_problems_are_refused(tmp_path: Path) -> None:
     both = personalized_classification("digits", clients=4, personalize="mtl+da", limit=200)
     with pytest.raises(ScenarioError, match=r"use personalized_classification\(…, personalize='mtl'\)"):
         serve(both, FedEM(1, LocalSteps(0.1)), tmp_path / "run")
-    with pytest.raises(ScenarioError, match="components is 0; an ensemble has at least 1 model"):
+    with pytest.raises(ScenarioError, match="components is 0; it must be a whole number in"):
         personalized_classification("digits", clients=4, personalize="mtl", components=0, limit=200)
     with pytest.raises(ScenarioError, match="epochs is 0; it must be a whole number, at least 1"):
         EpochSGP(1, 0.1, epochs=0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncfed import Result, ScenarioError, UnknownNameError
+from asyncfed import Result, ScenarioError
 from asyncfed.problems import quadratic
 from asyncfed.protocols import LocalSteps, PFedMe, Server
 from tests.protocols.served import Array, serve
@@ -89,16 +89,12 @@ def test_the_inner_solution_is_the_proximal_point(tmp_path: Path) -> None:
     [
         ({"form": "fedem", "beta": 0.5}, "beta is 0.5, and the form 'fedem' has none; leave it out"),
         ({"momentum": 0.9}, "momentum is 0.9, and the form 'original' has none; leave it out"),
-        ({"lam": -1.0}, "lam is -1.0; it must be a number, at least 0 and finite"),
+        ({"lam": -1.0}, "lam is -1.0; it must be a finite number, at least 0, or None"),
+        ({"form": "other"}, "form is 'other'; it must be 'original' or 'fedem'"),
         ({"prox_steps": 0}, "prox_steps is 0; it must be a whole number, at least 1"),
-        ({"prox_lr": 0.0}, "a learning rate of 0.0 must be finite and above 0"),
+        ({"prox_lr": 0.0}, "prox_lr is 0.0; it must be a finite number above 0 or None"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ScenarioError, match=said):
         PFedMe(1, LocalSteps(0.1), **change)
-
-
-def test_an_unknown_form_is_refused() -> None:
-    with pytest.raises(UnknownNameError, match="form of PFedMe"):
-        PFedMe(1, LocalSteps(0.1), form="other")  # type: ignore[arg-type]
