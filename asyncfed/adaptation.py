@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Adapted:
     """What new clients are worth: `metrics` over all of their test samples, with the names of a run's, and

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncfed.checks import PositiveFloat, PositiveInt
+from asyncfed.checks import PositiveFloat, PositiveInt, checked
 from asyncfed.data import ClientData, ClientShards
+from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.personalized import log_mixture
 from asyncfed.problems.problem import Batch, Mixture, Problem, problem_factory
@@ -79,9 +80,13 @@ def normal_mixture(
     )
 
 
+@checked
 def mixture_truth(problem: Problem) -> tuple[Tensor, Tensor]:
     """What a `normal_mixture` was drawn from: the means (K, d) and every client's shares (clients, K)."""
-    assert problem.recipe is not None, "made by normal_mixture, which writes down how"
+    if problem.recipe is None or problem.recipe.factory != "normal_mixture":
+        raise ScenarioError(
+            f"problem {problem.name!r} is no normal_mixture; only of these is the truth known"
+        )
     given = {name: value for name, value in problem.recipe.arguments.items() if name != "samples"}
     means, shares = _truth(**given)
     return torch.from_numpy(means), torch.from_numpy(shares)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncfed.checks import checked, shown
+from asyncfed.checks import PositiveInt, checked, shown
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems.layout import Params
@@ -76,6 +76,7 @@ class Stages:
     loss: Callable[[Any, Batch], Tensor]
 
 
+@checked
 @dataclass(frozen=True)
 class Mixture:
     """An inner variable that is several models side by side, for methods that fit a mixture of them (FedEM).
@@ -85,7 +86,7 @@ class Mixture:
     softmax(outer): the outer variable is K numbers.
     """
 
-    count: int
+    count: PositiveInt
     losses: Callable[[Any, Batch], Tensor]
     penalty: Callable[[Any], Tensor] | None = None
 
