@@ -17,6 +17,7 @@ import torch
 
 from asyncfed.checks import NonNegativeInt, checked
 from asyncfed.errors import ScenarioError
+from asyncfed.options import Options
 from asyncfed.problems import Derivatives, Problem
 from asyncfed.problems.checking import check_data, check_functions
 from asyncfed.protocols.adapting import adaptation_of
@@ -26,12 +27,12 @@ from asyncfed.result import Result
 from asyncfed.rows import means
 from asyncfed.runtime.block import Block
 from asyncfed.runtime.evaluation import require_finite
+from asyncfed.runtime.local import choose_device
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-@checked
 @dataclass(frozen=True, eq=False)
 class Adapted:
     """What new clients are worth: `metrics` over all of their test samples, with the names of a run's, and
@@ -50,7 +51,7 @@ def adapt(
     steps: NonNegativeInt | None = None,
     method: Method | None = None,
     seed: int | None = None,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> Adapted:
     """Judge new clients by what a run left.
 
@@ -67,9 +68,12 @@ def adapt(
         In place of the run's own: FedAvgPlus(…) for a model of FedAvg, say.
     seed
         Of what new clients draw; by default the run's.
+    device
+        As of `run`.
     """
     import pandas as pd
 
+    device = choose_device(Options(device=device).device, torch.cuda.is_available())
     data = result.scenario_data
     method = from_data(data["protocol"], "a scenario") if method is None else method
     assert isinstance(method, Method), "what a run was made with"

@@ -67,8 +67,17 @@ HOSTILE: tuple[Any, ...] = (
 )  # fmt: skip
 
 NOT_MADE_BY_HAND = {
-    *("Progress", "StudyProgress", "StudyResult", "HypergradientEstimate", "Shakespeare"),  # handed out
-    *("Result", "RunStart", "PhaseStart", "EvaluationReport", "MessageSummary", "Names", "Buffers"),
+    *("Progress", "StudyProgress", "StudyResult", "HypergradientEstimate", "Shakespeare", "Adapted"),
+    *(
+        "Shakespeare",
+        "Result",
+        "RunStart",
+        "PhaseStart",
+        "EvaluationReport",
+        "MessageSummary",
+        "Names",
+        "Buffers",
+    ),
     *("Attendance", "Expectations", "Knowledge", "Recipe"),  # plain records between parts of the network
     *("Partition", "Presence", "Timing", "Weights", "Params", "DATASETS"),  # names of types and of datasets
     *("problem_factory", "recipe_type"),  # decorators, checked where they are used
@@ -118,7 +127,6 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     return {
         "hypergradient": {"problem": tilted, "topology": ring(3), "inner": one_step, "rounds": 1},
         "adapt": {"result": result, "problem": problem},
-        "Adapted": {"metrics": {"loss": 0.5}, "clients": pd.DataFrame({"loss": [0.5]})},
         "load": {"path": folder / "run"},
         "load_study": {"path": folder / "study"},
         "resume": {"path": folder / "run"},
