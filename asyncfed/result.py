@@ -201,6 +201,14 @@ class Result:
             self._final = self._saved()
         return self._final
 
+    def report(self, path: PathLike | None = None) -> Path:
+        """Write one HTML file that says and draws all of this, by default `report.html` in its directory;
+        returns its path.
+        """
+        from asyncfed.report.document import report
+
+        return report(self.path, self.path / "report.html" if path is None else path)
+
     def model(self, client: int | None = None, problem: Problem | None = None) -> dict[str, torch.Tensor]:
         """A client's final model by name, or the server's: what `load_state_dict` of the module takes.
 

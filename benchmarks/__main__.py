@@ -18,6 +18,7 @@ from benchmarks.table import Row
 def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
     from benchmarks.durability import checkpoints
     from benchmarks.events import event_driven, schedule_alone
+    from benchmarks.explorer import explorer
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
     from benchmarks.meta import meta
@@ -38,6 +39,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "rounds": tiny_rounds,
         "buffered": buffered,
         "trace": trace,
+        "explorer": explorer,
         "sizes": sizes,
         "packed": packed,
         "actors": many_actors,

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from asyncfed import Result, Scenario, Study, Summary, SummaryTable, VirtualTime
+from asyncfed.explorer.graph import declared
 from asyncfed.problems import Problem, classification
 from asyncfed.protocols import Buffered, FedAvg, FedBuff, Local, LocalSteps, PushDIGing, Server
-from asyncfed.report.network import declared
 from scenarios._server_methods import remembered
 from topologies import small_world, star, stochastic_directed
 

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from asyncfed.cli.summary import links_line
 from asyncfed.cli.tables import print_metrics, print_pairs, stderr, stdout
+from asyncfed.description import links_line
 from asyncfed.errors import RunError, RunExistsError, ScenarioError
 from asyncfed.options import Options
 from asyncfed.printable import duration

@@ -25,6 +25,7 @@ RESERVED = (
     "summary.txt",
     "tables",
     "pictures",
+    "report.html",
 )
 
 
