@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncfed.adaptation import Adapted, adapt
     from asyncfed.callbacks import Callback, EvaluationReport, MessageSummary, PhaseStart, RunStart
     from asyncfed.errors import (
         ActorLostError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from asyncfed.trace import Trace
 
 _HOMES = {
+    "asyncfed.adaptation": ("Adapted", "adapt"),
     "asyncfed.callbacks": ("Callback", "EvaluationReport", "MessageSummary", "PhaseStart", "RunStart"),
     "asyncfed.errors": (
         "ActorLostError",
@@ -93,6 +95,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "ActorLostError",
+    "Adapted",
     "AsyncfedError",
     "AtLeast",
     "AtMost",
@@ -129,6 +132,7 @@ __all__ = [
     "UnknownNameError",
     "UnsoundWarning",
     "VirtualTime",
+    "adapt",
     "hypergradient",
     "load",
     "load_study",

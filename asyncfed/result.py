@@ -71,7 +71,7 @@ class Result:
     def metrics(self) -> pd.DataFrame:
         """One row per evaluation: step, virtual_time, train_loss, the problem's metrics over all test
         samples, their 10th percentile over clients where it makes sense, consensus, messages and bytes so
-        far.
+        far, and (where the method says what it computes) gradients and hessian_products of minibatches.
         """
         return _frame(self._evaluations())
 
@@ -94,7 +94,9 @@ class Result:
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """One row per client: steps and final metrics; empty for a run that did not end."""
+        """One row per client: steps, gradients and hessian_products where they are known, and final metrics;
+        empty for a run that did not end.
+        """
         rows, names = self._rows("clients.jsonl"), self.names
         frame = _frame(rows)
         if names.given and rows:

@@ -21,6 +21,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
     from benchmarks.explorer import explorer
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
+    from benchmarks.meta import meta
     from benchmarks.on_ray import many_actors, packed, traffic
     from benchmarks.servers import buffered, fedavg, fednest, tiny_rounds
     from benchmarks.sizes import sizes
@@ -34,6 +35,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "hgp": hypergradient_rounds,
         "fedavg": fedavg,
         "fednest": fednest,
+        "meta": meta,
         "rounds": tiny_rounds,
         "buffered": buffered,
         "trace": trace,
