@@ -8,12 +8,13 @@ keep or to change: a run writes the same bytes whoever listens. Whatever it rais
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from asyncfed.errors import CallbackError, CallbackWarning, ScenarioError, UnknownNameError
+from asyncfed.checks import Words
+from asyncfed.errors import CallbackError, CallbackWarning, UnknownNameError
 from asyncfed.trace import Totals
 
 if TYPE_CHECKING:
@@ -92,17 +93,8 @@ class Callback:
 _EVENTS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
-def checked_callbacks(callbacks: Any) -> tuple[Callback, ...]:
-    """Refuse what is no sequence of callbacks."""
-    if not isinstance(callbacks, Iterable) or isinstance(callbacks, (str, bytes)):
-        raise ScenarioError(f"callbacks is {callbacks!r}; it must be a list, such as [callback]")
-    found = tuple(callbacks)
-    for one in found:
-        if not isinstance(one, Callback):
-            raise ScenarioError(
-                f"{one!r} is no callback; it must be an object whose class derives from asyncfed.Callback"
-            )
-    return found
+Told = Sequence[Annotated[Callback, Words("an object whose class derives from asyncfed.Callback")]]
+"""Callbacks, as `run` takes them."""
 
 
 class Callbacks:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+_LONGEST_NAME = 200
+
 
 class AsyncfedError(Exception):
     """Base of every error that asyncfed raises on purpose."""
@@ -35,6 +37,7 @@ class UnknownNameError(ScenarioError):
     """A name that is not among the known ones; the message suggests the nearest, and the remedy if given."""
 
     def __init__(self, what: str, name: str, known: Iterable[str], remedy: str = "") -> None:
+        name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
         choices = sorted(set(known))
         nearest = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""

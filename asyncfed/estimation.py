@@ -8,23 +8,24 @@ estimate.rounds, estimate.bytes     # of communication, from the trace
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import networkx as nx
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeInt, PathLike, checked
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.network.expectations import require_stationary
 from asyncfed.network.timing import Lockstep, Timing
 from asyncfed.network.weights import Uniform, Weights
 from asyncfed.problems import Derivatives, Params, Problem
-from asyncfed.protocols import HGP, SGP, VRHGP, EstimateHypergradient, ExactBackprop, ITDBackward, ITDForward
-from asyncfed.protocols.pdbo import Estimator
+from asyncfed.protocols import HGP, VRHGP, EstimateHypergradient, ExactBackprop, ITDBackward, ITDForward
+from asyncfed.protocols.pdbo import Estimator, Hypergradient, Inner
 from asyncfed.protocols.schedules import first_rate
 from asyncfed.result import Result
 from asyncfed.runner import run
@@ -40,7 +41,6 @@ from asyncfed.truth import (
 )
 
 if TYPE_CHECKING:
-    import networkx as nx
     import pandas as pd
 
 _PUSH = "push"  # messages of the inner steps
@@ -95,21 +95,22 @@ class HypergradientEstimate:
         return f"<HypergradientEstimate of {len(self.values)} clients{known}, {self.rounds} rounds>"
 
 
+@checked
 def hypergradient(
     problem: Problem,
     topology: nx.Graph,
-    method: Estimator | str = "vr-hgp",
+    method: Hypergradient | str = "vr-hgp",
     *,
-    inner: SGP,
-    rounds: int = 100,
-    at: Literal["solve", "stationary"] | Mapping[str, Tensor] = "solve",
+    inner: Inner,
+    rounds: NonNegativeInt = 100,
+    at: Literal["solve", "stationary"] | Mapping[str, Any] = "solve",
     weights: Weights | None = None,
     timing: Timing | None = None,
     seed: int = 0,
     precision: Literal["float32", "float64"] = "float64",
     truth: bool | Literal["auto"] = "auto",
     record: bool = False,
-    out: str | os.PathLike[str] | None = None,
+    out: PathLike | None = None,
     **options: Any,
 ) -> HypergradientEstimate:
     """Estimate every client's hypergradient once.
@@ -156,12 +157,8 @@ def hypergradient(
             "that lose nothing and do not change with time, clients of the same mean pace and small "
             "problems; leave out truth=True"
         )
-    if truth not in (True, False, "auto"):
-        raise ScenarioError(f"truth is {truth!r}; it must be True, False or 'auto'")
     initial: dict[str, Tensor] = {}
     solve = isinstance(at, str) and at == "solve"
-    if isinstance(at, str) and at not in ("solve", "stationary"):
-        raise UnknownNameError("place to estimate at", at, ("solve", "stationary"))
     if not solve:
         require_stationary(heard)
         if isinstance(method, (HGP, VRHGP)):

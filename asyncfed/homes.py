@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
+from asyncfed.checks import Words, shown
 from asyncfed.errors import ScenarioError
 from asyncfed.registry import FILE_PREFIX, registered
 
 _OURS = ("asyncfed", "topologies", "scenarios")
+
+
+Imports = Annotated[str | Collection[str], Words("names of modules, such as ['my_methods']")]
 
 
 def homes_of(data: Any) -> dict[str, str]:
@@ -31,8 +35,11 @@ def homes_of(data: Any) -> dict[str, str]:
 def checked_imports(imports: Any) -> tuple[str, ...]:
     """The modules that may be imported; refuses what is no list of names."""
     names = (imports,) if isinstance(imports, str) else imports
-    if not isinstance(names, Collection) or not all(isinstance(name, str) and name for name in names):
-        raise ScenarioError(f"imports is {imports!r}; it must be names of modules, such as ['my_methods']")
+    listed = isinstance(names, (list, tuple, set, frozenset))
+    if not listed or not all(isinstance(name, str) and name for name in names):
+        raise ScenarioError(
+            f"imports is {shown(imports)}; it must be names of modules, such as ['my_methods']"
+        )
     return tuple(names)
 
 

@@ -14,29 +14,36 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import linear
 
+from asyncfed.checks import Range, Words, checked
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.room import require_room
 
 MODELS = ("logistic", "mlp", "cnn", "lenet")
+Width = Annotated[int, Range(1, 10**7)]
+ModelName = Annotated[
+    str, Words("the name of a model: 'logistic', 'mlp:200,100' (hidden sizes), 'cnn' or 'lenet'")
+]
 
 
-def logistic_regression(inputs: int, classes: int) -> nn.Module:
+@checked
+def logistic_regression(inputs: Width, classes: Width) -> nn.Module:
     """One linear layer (`head`) that yields logits."""
     return mlp([inputs, classes])
 
 
-def mlp(sizes: Sequence[int]) -> nn.Module:
+@checked
+def mlp(sizes: Sequence[Width]) -> nn.Module:
     """A ReLU network of the given sizes, inputs and outputs included: layers `hidden1`, …, `head`."""
-    if len(sizes) < 2 or min(sizes) < 1:
+    if len(sizes) < 2:
         raise ScenarioError(
-            f"an mlp of sizes {list(sizes)} cannot be built; "
-            "give inputs, hidden sizes and outputs, all positive"
+            f"an mlp of sizes {list(sizes)} cannot be built; give inputs, hidden sizes and outputs"
         )
     weights = sum(fan_in * fan_out for fan_in, fan_out in pairwise(sizes))
     require_room(8.0 * weights, f"an mlp of sizes {list(sizes)}", "give smaller hidden sizes")
@@ -49,7 +56,8 @@ def mlp(sizes: Sequence[int]) -> nn.Module:
     return nn.Sequential(layers)
 
 
-def emnist_cnn(classes: int = 62) -> nn.Module:
+@checked
+def emnist_cnn(classes: Width = 62) -> nn.Module:
     """The network of PDBO's EMNIST experiment for images 1×28×28 (2,278,334 parameters with 62 classes)."""
     with borrowed_random_state(0):
         return nn.Sequential(
@@ -72,7 +80,8 @@ def emnist_cnn(classes: int = 62) -> nn.Module:
 _LENET_PADDING = {(1, 28, 28): 2, (3, 32, 32): 0}
 
 
-def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> nn.Module:
+@checked
+def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: Width = 10) -> nn.Module:
     """The 7-layer network of LeCun et al. (1998), with ReLU and max-pooling: 6 and 16 maps, 120, 84, classes.
 
     For images 1×28×28 (padded to 32×32, 61,706 parameters with 10 classes) or 3×32×32 (62,006).
@@ -146,16 +155,14 @@ class LSTM(nn.Module):
         return getattr(self, f"{kind}_ih_l{layer}"), getattr(self, f"{kind}_hh_l{layer}")
 
 
-def char_lstm(vocabulary: int = 80, embedding: int = 8, hidden: int = 256, layers: int = 2) -> nn.Module:
+@checked
+def char_lstm(
+    vocabulary: Width = 80, embedding: Width = 8, hidden: Width = 256, layers: Width = 2
+) -> nn.Module:
     """The network of PDBO's Shakespeare experiment: characters (B, length) to logits of the next one.
 
     819,920 parameters as in the paper: an `embedding`, an `lstm` and a `head` on its last output.
     """
-    if min(vocabulary, embedding, hidden, layers) < 1:
-        raise ScenarioError(
-            f"a network for {vocabulary} characters with an embedding of {embedding} and {layers} layers of "
-            f"{hidden} cannot be built; all four must be positive"
-        )
     require_room(
         8.0 * (vocabulary * (embedding + hidden) + 8.0 * layers * hidden**2),
         f"a network of {layers} layers of {hidden:,} with an embedding of {embedding:,}",
@@ -171,7 +178,8 @@ def char_lstm(vocabulary: int = 80, embedding: int = 8, hidden: int = 256, layer
         )
 
 
-def build_model(spec: str, inputs: int | Sequence[int], classes: int) -> nn.Module:
+@checked
+def build_model(spec: ModelName, inputs: Width | Sequence[Width], classes: Width) -> nn.Module:
     """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes), "cnn" or
     "lenet".
 

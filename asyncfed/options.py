@@ -7,47 +7,45 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
+from asyncfed.checks import NonNegativeInt, PositiveInt, Words, checked, shown
 from asyncfed.errors import ScenarioError, UnknownNameError
-from asyncfed.plain import plain_fields
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([smh])")
 
 
+_INTERVALS = (
+    "a time such as '60s', '5m' or '1h', a number of steps of each client (with a server: of outer "
+    "iterations), or None for no checkpoints"
+)
+
+
+PerActor = PositiveInt | Literal["auto"]
+CheckpointEvery = Annotated[str | PositiveInt | None, Words(_INTERVALS)]
+
+
+@checked
 @dataclass(frozen=True)
 class Options:
     """What `run` takes beside the scenario and what only this process has; see there."""
 
     backend: Literal["local", "ray"] = "local"
-    clients_per_actor: int | Literal["auto"] = "auto"
+    clients_per_actor: PerActor = "auto"
     device: str = "auto"
     address: str | None = None
     save_final: bool = False
-    checkpoint_every: str | int | None = "60s"
-    max_recoveries: int = 10
+    checkpoint_every: CheckpointEvery = "60s"
+    max_recoveries: NonNegativeInt = 10
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        if self.backend not in ("local", "ray"):
-            raise UnknownNameError("backend", str(self.backend), ("local", "ray"))
-        if self.clients_per_actor != "auto" and not _whole(self.clients_per_actor, 1):
-            raise ScenarioError(
-                f"clients_per_actor is {self.clients_per_actor!r}; it must be 'auto' or at least 1"
-            )
-        if not _whole(self.max_recoveries, 0):
-            raise ScenarioError(
-                f"max_recoveries is {self.max_recoveries!r}; it must be a whole number, 0 for none"
-            )
         self._check_device()
-        every = self.checkpoint_every
-        if every is not None and not _whole(every, 1) and not math.isfinite(self.checkpoint_seconds):
+        if isinstance(self.checkpoint_every, str) and not math.isfinite(self.checkpoint_seconds):
             raise ScenarioError(
-                f"checkpoint_every is {every!r}; it must be a time such as '60s', '5m' or '1h', a number of "
-                "steps of each client (with a server: of outer iterations), or None for no checkpoints"
+                f"checkpoint_every is {shown(self.checkpoint_every)}; it must be {_INTERVALS}"
             )
 
     @property
@@ -76,7 +74,7 @@ class Options:
             kind = torch.device(self.device).type
         except (RuntimeError, TypeError):
             raise ScenarioError(
-                f"device is {self.device!r}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'"
+                f"device is {shown(self.device)}; it must be 'auto', 'cpu', 'cuda' or 'cuda:N'"
             ) from None
         if kind == "cuda" and self.backend == "local" and not torch.cuda.is_available():
             raise ScenarioError(
@@ -94,7 +92,3 @@ class Options:
             if key not in known:
                 raise UnknownNameError("option of a run", str(key), known)
         return cls(**data)
-
-
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

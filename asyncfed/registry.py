@@ -6,7 +6,8 @@ A method, an option, a problem is registered where it is defined, with one line 
     @dataclass(frozen=True)
     class SGP: …
 
-From then on its name stands for it. `to_data` and `from_data` write a value as plain data (what JSON can
+From then on its name stands for it, and what it is made of is checked against its annotations (`checks`).
+`to_data` and `from_data` write a value as plain data (what JSON can
 hold) and build it again; `read` builds it from text, such as `PDBO(SGP(3, 0.1), HGP(2), outer_steps=1)`. Only
 what is registered is ever built. Nothing is evaluated or unpickled.
 """
@@ -22,7 +23,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.checks import checked, shown
+from asyncfed.errors import DataError, ScenarioError, TopologyError, UnknownNameError
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -43,6 +45,11 @@ KINDS = (
     "goal",
 )
 _FUNCTIONS = ("problem", "topology")  # kinds whose things are functions, which write down their own recipes
+_ERRORS: Mapping[str, type[ScenarioError]] = {
+    "problem": DataError, "partition": DataError, "topology": TopologyError,
+}  # fmt: skip
+
+_MOST_LEVELS = 64  # of text that is read
 
 _THINGS: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in KINDS}
 _NAMES: dict[type[Any], tuple[str, str]] = {}  # class → (kind, name)
@@ -70,6 +77,7 @@ def register(kind: str, name: str | None = None) -> Callable[[T], T]:
     def mark(thing: T) -> T:
         chosen = thing.__name__ if name is None else name
         _check(kind, chosen, thing)
+        thing = checked(error=_ERRORS.get(kind, ScenarioError))(thing)
         _THINGS[kind][chosen] = thing
         if isinstance(thing, type):
             _NAMES[thing] = (kind, chosen)
@@ -203,11 +211,29 @@ def has_call(text: str) -> bool:
     return tree is not None and any(isinstance(node, ast.Call) for node in ast.walk(tree))
 
 
-def _parsed(text: str) -> ast.expr | None:
+def literal(text: str) -> Any:
+    """The plain value that a text is in Python; the text itself where it is none."""
+    tree = _parsed(text)
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        return text if tree is None else ast.literal_eval(tree)
+    except (ValueError, TypeError):  # names, calls; a list as a key
+        return text
+
+
+def _parsed(text: str) -> ast.expr | None:
+    """The expression that a text is, or None; whoever walks through it can go down to the last level."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        level: list[ast.AST] = [tree]
+        for _ in range(_MOST_LEVELS):
+            level = [child for node in level for child in ast.iter_child_nodes(node)]
+            if not level:
+                return tree
     except (SyntaxError, ValueError):
         return None
+    except (RecursionError, MemoryError):  # of Python's parser, which has levels of its own
+        pass
+    raise ScenarioError(f"{shown(text, 60)} is nested too deeply; it may have {_MOST_LEVELS} levels")
 
 
 def _value(node: ast.expr, what: str) -> Any:

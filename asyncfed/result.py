@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asyncfed.checks import PathLike, checked
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
-from asyncfed.homes import checked_imports
+from asyncfed.homes import Imports, checked_imports
 from asyncfed.network.names import Names, stored_names
 from asyncfed.reading import is_number, is_whole, short
 from asyncfed.runtime.directory import RunDirectory
@@ -200,7 +199,7 @@ class Result:
             self._final = self._saved()
         return self._final
 
-    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+    def report(self, path: PathLike | None = None) -> Path:
         """Write one HTML file that says and draws all of this, by default `report.html` in its directory;
         returns its path.
         """
@@ -268,7 +267,8 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def load(path: str | os.PathLike[str], *, imports: Collection[str] = ()) -> Result:
+@checked
+def load(path: PathLike, *, imports: Imports = ()) -> Result:
     """Open a run again, whole or partial.
 
     `imports` names the modules (or packages) that may be imported, which runs their code, to find methods and

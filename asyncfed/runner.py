@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 
-from asyncfed.callbacks import Callback, checked_callbacks
+from asyncfed.callbacks import Told
+from asyncfed.checks import NonNegativeInt, PathLike, Words, checked, shown
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError, UnknownNameError, UnsoundWarning
 from asyncfed.execution import Execution, Progress
-from asyncfed.homes import checked_imports
-from asyncfed.options import Options
+from asyncfed.homes import Imports, checked_imports
+from asyncfed.options import CheckpointEvery, Options, PerActor
 from asyncfed.protocols.part import Scene, Tensors
 from asyncfed.result import Result
 from asyncfed.runtime.block import Tap
@@ -26,9 +26,9 @@ from asyncfed.runtime.checkpoints import Checkpoints
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.runtime.fingerprint import fingerprints
 from asyncfed.runtime.lock import locked
-from asyncfed.scenario import Scenario, check
+from asyncfed.scenario import AnyScenario, Scenario, check
 from asyncfed.scenario_data import difference, scenario_from_data, scenario_to_data
-from asyncfed.watching import check_progress, watching
+from asyncfed.watching import Watched, watching
 
 __all__ = ["Progress", "resumable", "resume", "run"]
 
@@ -41,21 +41,28 @@ _OF_DAMAGE = (
 _FOR_GOOD = ("DivergenceError", "SeriesDivergesError", "QuorumError")  # would happen again
 
 
+Initial = Annotated[
+    Mapping[str, Any] | None,
+    Words("a mapping of names to tensors, such as {'inner': result.final['inner']}, or None"),
+]
+
+
+@checked
 def run(
-    scenario: Scenario,
+    scenario: AnyScenario,
     *,
     backend: Literal["local", "ray"] = "local",
-    clients_per_actor: int | Literal["auto"] = "auto",
+    clients_per_actor: PerActor = "auto",
     device: str = "auto",
     address: str | None = None,
-    out: str | os.PathLike[str] | None = None,
+    out: PathLike | None = None,
     save_final: bool = False,
-    checkpoint_every: str | int | None = "60s",
-    max_recoveries: int = 10,
-    progress: bool | Callable[[Progress], None] | None = None,
-    callbacks: Sequence[Callback] = (),
+    checkpoint_every: CheckpointEvery = "60s",
+    max_recoveries: NonNegativeInt = 10,
+    progress: Watched = None,
+    callbacks: Told = (),
     tap: Tap | None = None,
-    initial: Mapping[str, torch.Tensor] | None = None,
+    initial: Initial = None,
     strict: bool = False,
 ) -> Result:
     """Run a scenario and return its result.
@@ -102,8 +109,7 @@ def run(
     scene, unsound = _checked(scenario)
     start = _initial(scenario, scene, initial)
     _check_local(options, tap, strict)
-    listeners = checked_callbacks(callbacks)
-    check_progress(progress)
+    listeners = callbacks
     directory = RunDirectory.create(out, scenario.name)
     with locked(directory.path) as lock, watching(progress) as tell:
         directory.write("scenario.json", scenario_to_data(scenario) | {"versions": _versions()})
@@ -126,18 +132,19 @@ def run(
         return execution.play()
 
 
+@checked
 def resume(
-    path: str | os.PathLike[str],
+    path: PathLike,
     *,
-    scenario: Scenario | None = None,
+    scenario: AnyScenario | None = None,
     backend: Literal["local", "ray"] | None = None,
-    clients_per_actor: int | Literal["auto"] | None = None,
+    clients_per_actor: PerActor | None = None,
     address: str | None = None,
-    checkpoint_every: str | int | None = None,
-    max_recoveries: int | None = None,
-    progress: bool | Callable[[Progress], None] | None = None,
-    callbacks: Sequence[Callback] = (),
-    imports: Collection[str] = (),
+    checkpoint_every: CheckpointEvery = None,
+    max_recoveries: NonNegativeInt | None = None,
+    progress: Watched = None,
+    callbacks: Told = (),
+    imports: Imports = (),
 ) -> Result:
     """Go on with a run that was interrupted, killed or failed, to the same bytes as if it never had been.
 
@@ -163,8 +170,7 @@ def resume(
         As for `load`: modules that may be imported for methods and problems of one's own.
     """
     directory, modules = RunDirectory.open(path), checked_imports(imports)
-    listeners = checked_callbacks(callbacks)
-    check_progress(progress)
+    listeners = callbacks
     with locked(directory.path) as lock, watching(progress) as tell:
         manifest = directory.manifest()
         _require_unfinished(directory.path, manifest)
@@ -206,7 +212,8 @@ def resume(
             ) from error
 
 
-def resumable(path: str | os.PathLike[str]) -> bool:
+@checked
+def resumable(path: PathLike) -> bool:
     """Whether a directory holds a run that `resume` could go on with, as far as its run.json tells."""
     try:
         directory = RunDirectory.open(path)
@@ -227,7 +234,7 @@ def _checked(scenario: Scenario) -> tuple[Scene, list[str]]:
         warnings.simplefilter("always")
         scene = check(scenario)
     for warning in noted:
-        warnings.warn(warning.message, stacklevel=3)
+        warnings.warn(warning.message, stacklevel=4)  # whoever called run or resume, which are `checked`
     return scene, [str(w.message) for w in noted if issubclass(w.category, UnsoundWarning)]
 
 
@@ -315,7 +322,7 @@ def _mapping(manifest: Mapping[str, Any], key: str, path: Path) -> Mapping[str, 
 # --- small things ----------------------------------------------------------------------------------------
 
 
-def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tensor] | None) -> Tensors:
+def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, Any] | None) -> Tensors:
     """The given variables, checked: a row for every client (for the server: one row), as long as the
     problem's own where it has one; in the run's precision, or in doubles where the method says so.
     """
@@ -324,18 +331,13 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
     lengths = {"inner": scene.sizes.inner, "outer": scene.sizes.outer, "omega": 1}
     ordinary = torch.float64 if scenario.precision == "float64" else torch.float32
     given: Tensors = {}
-    if initial is not None and not isinstance(initial, Mapping):
-        raise ScenarioError(
-            f"initial is a {type(initial).__name__}; it must be a mapping of names to tensors, such as "
-            "{'inner': result.final['inner']}"
-        )
     for name, what in (initial or {}).items():
-        of, _, which = str(name).partition("/")  # what several methods find is "hypergradient/0", …
+        of, _, which = name.partition("/")  # what several methods find is "hypergradient/0", …
         if of not in known or (which and (of in lengths or not which.isdecimal())):
             raise UnknownNameError(
-                "variable in initial", str(name), known, "leave out what this method does not begin with"
+                "variable in initial", name, known, "leave out what this method does not begin with"
             )
-        value = torch.as_tensor(what)
+        value = _tensor(what, name)
         expected = (rows, lengths[name]) if name in lengths else (rows, *(value.shape[1:] or (1,)))
         if tuple(value.shape) != expected:
             raise ScenarioError(
@@ -345,6 +347,15 @@ def _initial(scenario: Scenario, scene: Scene, initial: Mapping[str, torch.Tenso
         precision = torch.float64 if name in scenario.protocol.exact else ordinary
         given[name] = value.detach().clone().to(precision)
     return given
+
+
+def _tensor(what: Any, name: str) -> torch.Tensor:
+    try:
+        return torch.as_tensor(what)
+    except (TypeError, ValueError, RuntimeError):
+        raise ScenarioError(
+            f"initial[{name!r}] is {shown(what)}; it must be a tensor, one flat row for each client"
+        ) from None
 
 
 def _versions() -> dict[str, str]:

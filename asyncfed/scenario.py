@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import networkx as nx
 import numpy as np
 
+from asyncfed.checks import Range, Words, checked, shown
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
-from asyncfed.goals import Goal, check_goal
-from asyncfed.network import Lockstep, Timing, Uniform, VirtualTime, Weights
-from asyncfed.plain import plain_fields
+from asyncfed.goals import Goal
+from asyncfed.network import Lockstep, Timing, Uniform, Weights
 from asyncfed.problems import Derivatives, Problem
 from asyncfed.problems.checking import check_data, check_functions
 from asyncfed.protocols.part import Method, Scene, Sizes
 from asyncfed.protocols.saturation import warn_saturated
 from asyncfed.protocols.soundness import warn_unsound
-from asyncfed.registry import registered
 from asyncfed.rng import Streams
 
 
-@dataclass(frozen=True, eq=False)
+@checked
+@dataclass(frozen=True, eq=False, repr=False)
 class Scenario:
     """Everything that decides a run.
 
@@ -56,34 +56,55 @@ class Scenario:
         {"accuracy": AtLeast(0.9), "loss": AtMost(0.1)}. For methods with a server.
     """
 
-    problem: Problem
-    topology: nx.Graph
-    protocol: Method
-    timing: Timing = field(default_factory=Lockstep)
-    weights: Weights = field(default_factory=Uniform)
+    problem: Annotated[Problem, Words("a Problem, such as classification('digits')")]
+    topology: Annotated[nx.Graph, Words("a networkx graph, such as ring(20)")]
+    protocol: Annotated[Method, Words("a method with its parameters, such as SGP(steps=200, lr=0.05)")]
+    timing: Annotated[Timing, Words("a timing, Lockstep(…) or VirtualTime(…)")] = field(
+        default_factory=Lockstep
+    )
+    weights: Annotated[
+        Weights, Words("weights: Uniform(), Metropolis(), FastestMixing() or Given(matrix)")
+    ] = field(default_factory=Uniform)
     seed: int = 0
     precision: Literal["float32", "float64"] = "float32"
-    evaluate_every: float | None = None
-    until: Mapping[str, Goal] | None = None
+    evaluate_every: Annotated[
+        float | None,
+        Range(0, above=True),
+        Words("a finite number above 0, or None for about twenty evaluations"),
+    ] = None
+    until: Annotated[
+        Mapping[str, Goal] | None,
+        Words("a mapping that says which way each metric goes, such as {'accuracy': AtLeast(0.9)}, or None"),
+    ] = None
     name: str = "scenario"
 
-    def __post_init__(self) -> None:
-        plain_fields(self)
+    def __repr__(self) -> str:
+        graph = self.topology.graph.get("name") or str(self.topology)
+        said = {
+            "problem": f"{self.problem.name}, {self.clients:,} clients",
+            "topology": graph,
+            "protocol": shown(self.protocol, 400),
+            "timing": shown(self.timing),
+            "weights": shown(self.weights),
+            "judged": f"every {self.evaluate_every:g}" if self.evaluate_every else "about twenty times",
+            **({"until": shown(self.until)} if self.until else {}),
+        }
+        lines = [f"  {name:<9} {value}" for name, value in said.items()]
+        return "\n".join([f"<Scenario {self.name}, seed {self.seed}, {self.precision}", *lines]) + ">"
 
     @property
     def clients(self) -> int:
         return self.problem.clients
 
 
-def check(scenario: Scenario) -> Scene:
+AnyScenario = Annotated[Scenario, Words("Scenario(problem=…, topology=…, protocol=…)")]
+
+
+@checked
+def check(scenario: AnyScenario) -> Scene:
     """Refuse what cannot be run, naming the reason, and warn of what can but has no right to its answer;
     returns what the method is to run on.
     """
-    if not isinstance(scenario, Scenario):
-        raise ScenarioError(
-            f"the scenario is {scenario!r}; it must be Scenario(problem=…, topology=…, protocol=…)"
-        )
-    _check_kinds(scenario)
     _check_settings(scenario)
     problem, method, timing = scenario.problem, scenario.protocol, scenario.timing
     network = timing.network(scenario.topology)
@@ -137,16 +158,6 @@ def _require_moved(problem: Problem, method: Method) -> None:
 
 def _check_settings(scenario: Scenario) -> None:
     every, with_server = scenario.evaluate_every, scenario.protocol.server is not None
-    if not isinstance(scenario.seed, (int, np.integer)) or isinstance(scenario.seed, bool):
-        raise ScenarioError(f"seed is {scenario.seed!r}; it must be a whole number")
-    if scenario.precision not in ("float32", "float64"):
-        raise ScenarioError(f"precision is {scenario.precision!r}; it must be 'float32' or 'float64'")
-    number = isinstance(every, (int, float, np.number)) and not isinstance(every, bool)
-    if every is not None and not (number and 0 < every < float("inf")):
-        raise ScenarioError(
-            f"evaluate_every is {every!r}; it must be a finite number above 0, or None for about twenty "
-            "evaluations"
-        )
     if not scenario.timing.barrier and (every is not None or with_server):
         raise ScenarioError(
             "barrier is False, so that clients are at different parts at one time; "
@@ -170,42 +181,9 @@ def _check_settings(scenario: Scenario) -> None:
             "until is for methods with a server; a protocol among peers makes the steps it says, so give it "
             "fewer, or leave until out"
         )
-    if not isinstance(scenario.until, Mapping):
-        raise ScenarioError(
-            f"until is {scenario.until!r}; it must be a mapping such as {{'accuracy': AtLeast(0.9)}}, or None"
-        )
-    for name, goal in scenario.until.items():
+    for name in scenario.until:
         if name not in scenario.problem.metrics:
-            raise UnknownNameError("metric in until", str(name), scenario.problem.metrics)
-        check_goal(name, goal)
-
-
-def _check_kinds(scenario: Scenario) -> None:
-    """Every part must be of its kind: neither its name nor its class, say."""
-
-    methods = ", ".join(sorted(registered("method")))
-    kinds = (
-        ("problem", isinstance(scenario.problem, Problem), "a Problem, such as classification('digits')"),
-        ("topology", isinstance(scenario.topology, nx.Graph), "a networkx graph, such as ring(20)"),
-        (
-            "protocol",
-            isinstance(scenario.protocol, Method) and not isinstance(scenario.protocol, type),
-            f"a method with its parameters, such as SGP(steps=200, lr=0.05): {methods}",
-        ),
-        (
-            "timing",
-            isinstance(scenario.timing, (Lockstep, VirtualTime)),
-            "a timing, Lockstep(…) or VirtualTime(…)",
-        ),
-        (
-            "weights",
-            not isinstance(scenario.weights, type) and hasattr(scenario.weights, "prepare"),
-            "weights: Uniform(), Metropolis(), FastestMixing() or Given(matrix)",
-        ),
-    )
-    for name, fits, allowed in kinds:
-        if not fits:
-            raise ScenarioError(f"{name} is {getattr(scenario, name)!r}; it must be {allowed}")
+            raise UnknownNameError("metric in until", name, scenario.problem.metrics)
 
 
 def _require_outer(problem: Problem) -> None:

@@ -11,10 +11,11 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import Words
 from asyncfed.printable import duration, printable
 
 if TYPE_CHECKING:
@@ -45,14 +46,22 @@ def watcher(console: Console) -> Watcher:
 
 @contextlib.contextmanager
 def watching(
-    progress: bool | Callable[[Progress], None] | None,
-) -> Iterator[Callable[[Progress], None] | None]:
-    """What a run is to tell: the `progress` of `run`, open while it goes."""
+    progress: bool | Callable[[Any], None] | None,
+    shown: Callable[[], AbstractContextManager[Any]] | None = None,
+) -> Iterator[Callable[[Any], None] | None]:
+    """What a run is to tell: the `progress` of `run`, open while it goes. `shown` is what shows it, if not a
+    bar of one run.
+    """
     if not shows(progress):
         yield None if isinstance(progress, bool) else progress
         return
-    with NotebookBar() if in_notebook() else watcher(errors_console()) as shown:
-        yield shown
+    with (shown or bar)() as opened:
+        yield opened
+
+
+def bar() -> Watcher:
+    """What shows one run where we are."""
+    return NotebookBar() if in_notebook() else watcher(errors_console())
 
 
 def shows(progress: object) -> bool:
@@ -62,17 +71,13 @@ def shows(progress: object) -> bool:
     return progress is True
 
 
-def check_progress(progress: object) -> None:
-    """Refuse what says neither whether to show it nor whom to tell."""
-    if (
-        progress is not None
-        and not isinstance(progress, bool)
-        and (isinstance(progress, type) or not callable(progress))
-    ):
-        raise ScenarioError(
-            f"progress is {progress!r}; it must be True to show it, False not to, None to show it where "
-            "somebody looks, or a function that is called with it"
-        )
+Watched = Annotated[
+    bool | Callable[[Any], None] | None,
+    Words(
+        "True to show it, False not to, None to show it where somebody looks, or a function that is called "
+        "with it"
+    ),
+]
 
 
 def in_notebook() -> bool:

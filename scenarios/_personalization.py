@@ -170,14 +170,7 @@ def summarise(
         ),
     )
     findings = [finding for where in found for finding in _order(where, found[where])]
-    curves = {
-        name.split("/")[1] if len(found) == 1 else name: (
-            result.metrics["outer_step"],
-            100 * result.metrics["accuracy"],
-        )
-        for name, result in results.items()
-        if "PDBO" in name
-    }
+    curves = _accuracies(results, short=len(found) == 1)
 
     def draw(path: Any) -> object:
         from asyncfed.report import draw_curves
@@ -185,6 +178,23 @@ def summarise(
         return draw_curves(path, curves, xlabel="outer step", ylabel="test accuracy, %", title=title)
 
     return Summary([table], findings, {"outer-steps": draw} if curves else {})
+
+
+def _accuracies(results: Mapping[str, Result], short: bool) -> dict[str, tuple[Any, Any]]:
+    """Accuracy over outer steps, by method; of one without them, what it came to, all along. Nothing where no
+    method has any.
+    """
+    ends = [r.metrics["outer_step"].iloc[-1] for r in results.values() if "outer_step" in r.metrics]
+    if not ends:
+        return {}
+    curves: dict[str, tuple[Any, Any]] = {}
+    for name, result in results.items():
+        metrics, shown = result.metrics, name.split("/")[1] if short else name
+        if "outer_step" in metrics:
+            curves[shown] = metrics["outer_step"], 100 * metrics["accuracy"]
+        else:
+            curves[shown] = (0, max(ends)), [100 * float(reported(result)["accuracy"])] * 2
+    return curves
 
 
 def _order(where: str, found: Mapping[str, tuple[float, float]]) -> list[tuple[str, bool | None]]:

@@ -28,9 +28,10 @@ def test_each_layer_imports_only_what_stands_above_it() -> None:
 
 def test_public_names() -> None:
     names = """
-        ActorLostError AsyncfedError AtLeast AtMost DataError DivergenceError HypergradientEstimate
-        Lockstep Progress QuorumError RecoveredWarning Result
-        RunError RunExistsError RunStopped Scenario ScenarioError SeriesDivergesError StorageError Study
+        ActorLostError AsyncfedError AtLeast AtMost Callback CallbackError DataError DivergenceError
+        EvaluationReport HypergradientEstimate Lockstep MessageSummary OneByOneWarning PhaseStart Progress
+        QuorumError RecoveredWarning Result RunError RunExistsError RunStart RunStopped Scenario
+        ScenarioError SeriesDivergesError StorageError Study
         StudyProgress StudyResult
         Summary SummaryTable TopologyError Trace TraceError UnknownNameError UnsoundWarning VirtualTime
         hypergradient load load_study resume run run_study

@@ -166,8 +166,8 @@ def test_every_part_of_a_study_tells(tmp_path: Path) -> None:
 def test_what_is_no_callback_is_refused(tmp_path: Path) -> None:
     for wrong, said in (
         (Listener, "callbacks is .*; it must be a list"),
-        ([Listener], "is no callback; it must be an object whose class derives from asyncfed.Callback"),
-        ([print], "is no callback"),
+        ([Listener], "it must be an object whose class derives from asyncfed.Callback"),
+        ([print], "it must be an object whose class derives from asyncfed.Callback"),
         ("abc", "callbacks is 'abc'; it must be a list"),
     ):
         with pytest.raises(ScenarioError, match=said):

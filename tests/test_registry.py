@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,34 +49,10 @@ from asyncfed.protocols import (
 )
 from asyncfed.registry import KINDS, from_data, has_call, kind_of, read, register, registered, to_data
 from asyncfed.scenario_data import scenario_from_data, scenario_to_data
+from tests.examples import example
 from topologies import ring
 
-# What a field without a default gets here, by its annotation.
-VALUES: dict[str, Any] = {
-    "int": 2,
-    "str": "a file",
-    "float | str | Distribution": Exponential(0.5),
-    "Intervals": [(0.0, 0.5), (0.75, 1.0)],
-    "Mapping[Any, Intervals]": {1: [(0.0, 2.0), (3.0, float("inf"))], "a name": []},
-    "float": 0.5,
-    "LearningRate": Diminishing(0.1, after=3.0),
-    "LocalSteps": LocalSteps(StepDecay(0.1, at=(2, 4)), epochs=2, batch=8),
-    "SGP": SGP(3, 0.1, order="4a"),
-    "Estimator": VRHGP(2, alpha=0.5, sampling="joint"),
-    "tuple[HGP | VRHGP, ...]": (HGP(2), VRHGP(3)),
-    "tuple[int, ...]": (1, 2),
-    "tuple[tuple[float, ...], ...]": ((0.5, 0.5), (0.25, 0.75)),
-}
 CLASSES = {name: thing for name, thing in registered().items() if isinstance(thing, type)}
-
-
-def example(thing: type[Any]) -> Any:
-    required = [
-        f
-        for f in dataclasses.fields(thing)
-        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    ]
-    return thing(**{f.name: VALUES[str(f.type)] for f in required})
 
 
 def through_json(value: Any) -> Any:
@@ -210,7 +185,7 @@ def test_a_users_own_method_that_is_registered_can_be_run_again(clean: None, tmp
     assert load(tmp_path / "run").scenario.protocol == scenario.protocol
     assert read("slower(2, 0.1)", "method") == Slower(2, 0.1)
     del registry._THINGS["method"]["Slower"]  # as in another process, which has not imported it
-    with pytest.raises(UnknownNameError, match=r"'Slower'.*import the file that defines it"):
+    with pytest.raises(ScenarioError, match=r"'Slower' is not registered; it was defined in .*import"):
         _ = load(tmp_path / "run").scenario
 
 
@@ -222,7 +197,7 @@ def test_a_users_own_problem_that_is_not_there_says_what_to_do(clean: None) -> N
     data = scenario_to_data(Scenario(problem=my_problem(3), topology=ring(3), protocol=SGP(1, 0.1)))
     assert scenario_from_data(data).problem.clients == 3
     del registry._THINGS["problem"]["my_problem"]
-    with pytest.raises(UnknownNameError, match=r"problem 'my_problem'.*import the file that defines it"):
+    with pytest.raises(ScenarioError, match=r"'my_problem' is not registered; it was defined in .*import"):
         scenario_from_data(data)
 
 
@@ -459,10 +434,14 @@ def test_set_keeps_text_that_has_the_name_of_something() -> None:
         ),
         (["protocol=FedAvg(3, LocalSteps(0.1))", "protocol.local=HGP(2)"], "it must be LocalSteps"),
         (["protocol.lr=Dimishing(0.2)"], "unknown protocol.lr 'Dimishing'; did you mean 'Diminishing'"),
-        (["protocol.steps=few"], "protocol.steps is 'few'; it must be a number"),
+        (["protocol.steps=few"], "SGP: steps is 'few'; it must be a whole number"),
+        (["protocol.lr=abc"], "SGP: lr is 'abc'; it must be a finite number above 0, StepDecay"),
+        (["seed=0.5"], "seed is 0.5; it must be a whole number"),
+        (["protocol=" + "-" * 10**5 + "1"], "nested too deeply"),
+        (["protocol.lr=" + "[" * 150 + "]" * 150], "nested too deeply"),
         (
             ["timing=VirtualTime()", "timing.bandwidth=fast"],
-            "timing.bandwidth is 'fast'; it must be a number",
+            "VirtualTime: bandwidth is 'fast'; it must be a number above 0",
         ),
         (["problem=quadratik(3)"], "unknown problem 'quadratik'; did you mean 'quadratic'"),
         (["topology=SGP(3, 0.1)"], "unknown topology 'SGP'"),

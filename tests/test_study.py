@@ -115,7 +115,7 @@ def test_a_study_runs_every_part_and_summarises(tmp_path: Path) -> None:
     assert result.results["Local"].manifest["scenario"] == "Local"
     again = load_study(tmp_path / "s")
     assert again.table("Final loss").to_dict() == result.table().to_dict()
-    assert again.summary.findings == [("all are here", True), ("nothing more to say", None)]
+    assert again.summary.findings == (("all are here", True), ("nothing more to say", None))
     assert again.summary.tables[0].notes == ("of the last evaluation",)
     assert again.summarised == NAMES
     assert pd.read_csv(tmp_path / "s" / "tables" / "final-loss.csv")["part"].tolist() == NAMES
@@ -202,7 +202,7 @@ def test_a_complete_study_is_only_summarised_again(tmp_path: Path) -> None:
     other = small(summarise=lambda results: Summary(findings=[("another summary", True)]))
     result = run_study(other, out=tmp_path, progress=watch)
     assert not watch.of("running")
-    assert load_study(tmp_path).summary.findings == result.summary.findings == [("another summary", True)]
+    assert load_study(tmp_path).summary.findings == result.summary.findings == (("another summary", True),)
 
 
 def test_a_study_may_grow(tmp_path: Path) -> None:
@@ -283,9 +283,9 @@ def test_a_summary_that_fails_loses_no_part(tmp_path: Path, missing: bool) -> No
     study = small(summarise=lambda results: Summary(findings=[(str(results["nobody"]), None)]))
     if missing:
         result = run_study(study, out=tmp_path, only=["Local"])
-        assert result.summary.findings == [
-            ("no summary without StoD/SGP, StoD/SGP-4a&b: KeyError: 'nobody'", None)
-        ]
+        assert result.summary.findings == (
+            ("no summary without StoD/SGP, StoD/SGP-4a&b: KeyError: 'nobody'", None),
+        )
         return
     with pytest.raises(RunError, match=r"KeyError: 'nobody'.*no complete part is run twice"):
         run_study(study, out=tmp_path)
@@ -368,7 +368,7 @@ def test_a_mistake_in_the_last_part_is_told_before_the_first_runs(tmp_path: Path
     wrong: dict[str, Any] = {"fine": scenario(), "wrong": lambda: "no scenario"}
     with pytest.raises(ScenarioError, match="the part 'wrong' of the study 'small' is 'no scenario'"):
         run_study(small(parts=wrong), out=tmp_path / "s")
-    with pytest.raises(UnknownNameError, match="did you mean 'ray'"):
+    with pytest.raises(ScenarioError, match="did you mean 'ray'"):
         run_study(small(), out=tmp_path / "s", backend="rey")  # type: ignore[arg-type]
     assert not (tmp_path / "s").exists()
 
@@ -378,7 +378,9 @@ def test_a_mistake_in_the_last_part_is_told_before_the_first_runs(tmp_path: Path
     ["", "/a", "a/", "a//b", "..", "../a", "a/../b", ".a", "a b", "a\\b", "a\n", "study.json", "trace/a", 3],
 )
 def test_bad_names_of_parts(name: Any) -> None:
-    with pytest.raises(ScenarioError, match="a part cannot be called"):
+    with pytest.raises(
+        ScenarioError, match=r"(a part cannot be called|Study: parts is .*; it must be a mapping from text)"
+    ):
         small(parts={name: scenario()})
 
 

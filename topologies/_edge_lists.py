@@ -13,7 +13,7 @@ from asyncfed.network.attributes import OF_EDGES
 from asyncfed.network.over_time import LinkTimes
 from asyncfed.network.presence import csv_interval
 from asyncfed.reading import csv_lines
-from topologies._marks import OF_NODES_IN_TABLES, checked, checked_node_mark, edge_name
+from topologies._marks import OF_NODES_IN_TABLES, checked, checked_node_mark, edge_name, require_room_for
 
 _TIMES = ("t1", "t2")
 Line = tuple[str, dict[str, str]]  # where it stands, and its cells by column
@@ -34,6 +34,7 @@ def edge_list(
     given = [cells["node"] for _, cells in about]
     graph = nx.DiGraph() if directed else nx.Graph()
     label = _labels(path, lines, given, n)
+    require_room_for(n or 0, 0)
     graph.add_nodes_from(range(n) if n is not None else label.values())
     for where, cells in about:
         marks = {name: _cell(text) for name, text in cells.items() if text and name != "node"}

@@ -8,26 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.checks import FiniteFloat, Words, fits, fitting, shown
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.attributes import check_attributes
 from asyncfed.network.distributions import as_distribution
 from asyncfed.network.names import Names
 from asyncfed.network.over_time import as_bursts, as_schedule, as_varying, varies
 from asyncfed.rng import Streams
+from asyncfed.room import require_room
 
 Edge: TypeAlias = tuple[Any, Any]  # (sender, receiver), as their graph calls them
 EdgeFunction: TypeAlias = Callable[[Any, Any], float]
-Probability: TypeAlias = (
-    float | tuple[float, float] | EdgeFunction | Mapping[Edge, float] | npt.NDArray[np.floating[Any]]
-)
+Probability: TypeAlias = Annotated[
+    float | tuple[float, float] | EdgeFunction | Mapping[Edge, float] | npt.NDArray[np.floating[Any]],
+    Words(
+        "a number in (0, 1], a range (low, high), a function of (sender, receiver), a mapping "
+        "{(sender, receiver): probability} or an n×n array"
+    ),
+]
 
 _ALLOWED: dict[str, tuple[Callable[[float], bool], str]] = {
     "probability": (lambda x: 0 < x <= 1, "lie in (0, 1]; leave out an edge that never exists"),
@@ -37,6 +43,8 @@ _ALLOWED: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 OVER_TIME: dict[str, Callable[[Any, str], object]] = {"schedule": as_schedule, "bursts": as_bursts}
 MARKS = (*_ALLOWED, *OVER_TIME, "ordered")
+_BYTES_EACH = 400.0  # of a node or an edge and its marks, or more
+_Place = Annotated[tuple[FiniteFloat, ...], Words("coordinates, such as (0.25, 0.75)")]
 _OF_NODES: dict[str, tuple[Callable[[float], bool], str]] = {
     "compute": (lambda x: 0 < x < math.inf, "be finite and above 0: how many times slower the node is"),
     "uplink": (lambda x: 0 < x < math.inf, "be finite and above 0; leave it out where it has no limit"),
@@ -45,35 +53,21 @@ _OF_NODES: dict[str, tuple[Callable[[float], bool], str]] = {
 OF_NODES_IN_TABLES = (*_OF_NODES, "device")
 
 
-def plain(value: object) -> object:
-    """A numpy scalar as the Python number it stands for, so that it prints and saves as one."""
-    return value.item() if isinstance(value, np.generic) else value
+def require_room_for(nodes: int, links: float) -> None:
+    """Refuse a graph that there is no memory for."""
+    require_room(
+        _BYTES_EACH * (nodes + links),
+        f"a graph of {nodes:,} nodes and about {links:,.0f} edges",
+        "use fewer clients, or a sparser graph such as random_graph(n, mean_degree)",
+    )
 
 
-def whole_number(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise TopologyError(f"{name} is {plain(value)!r}; it must be a whole number of at least {least}")
-    return int(value)
-
-
-def seeded(seed: object) -> Streams:
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise TopologyError(f"seed is {plain(seed)!r}; it must be a whole number")
-    return Streams(int(seed))
-
-
-def real_number(name: str, value: object, low: float, high: float, allowed: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not low <= float(value) <= high:
-        raise TopologyError(f"{name} is {plain(value)!r}; it must {allowed}")
-    return float(value)
-
-
-def checked_mark(mark: str, value: object, where: str = "") -> float:
+def checked_mark(mark: str, value: Any, where: str = "") -> float:
     """The value as a float, or an error that names the mark, the place and what is allowed."""
     holds, allowed = (_ALLOWED | _OF_NODES)[mark]
-    if isinstance(value, bool) or not isinstance(value, Real) or not holds(float(value)):
-        raise TopologyError(f"{mark}{where and f' of {where}'} is {plain(value)!r}; it must {allowed}")
-    return float(value)
+    if not fits(value, float) or not holds(number := float(value)):
+        raise TopologyError(f"{mark}{where and f' of {where}'} is {shown(value)}; it must {allowed}")
+    return number
 
 
 def checked(mark: str, value: object, where: str = "") -> float | str | bool:
@@ -122,11 +116,10 @@ def check_marks(graph: nx.Graph) -> None:
 
 def checked_place(node: object, pos: object) -> tuple[float, ...]:
     """Where a node is, as a tuple of floats."""
-    numbers = [plain(x) for x in pos] if isinstance(pos, (tuple, list, np.ndarray)) else []
-    place = tuple(float(x) for x in numbers if isinstance(x, (int, float)) and not isinstance(x, bool))
-    if numbers and len(place) == len(numbers) and all(map(math.isfinite, place)):
-        return place
-    raise TopologyError(f"pos of node {node} is {pos!r}; it must be coordinates, such as (0.25, 0.75)")
+    place: tuple[float, ...] = fitting(pos, _Place, f"pos of node {node}", TopologyError)
+    if not place:
+        raise TopologyError(f"pos of node {node} is empty; it must be coordinates, such as (0.25, 0.75)")
+    return tuple(map(float, place))
 
 
 def canonical(graph: nx.Graph, directed: bool | None = None) -> nx.Graph:
@@ -188,7 +181,7 @@ def count_of_clients(n: int) -> str:
 
 
 def probabilities(
-    rule: object,
+    rule: Probability,
     edges: Sequence[Edge],
     nodes: Sequence[Any],
     directed: bool,
@@ -202,24 +195,15 @@ def probabilities(
         return _from_mapping(rule, edges, directed)
     if isinstance(rule, np.ndarray):
         return _from_matrix(rule, edges, nodes, directed)
-    if isinstance(rule, (tuple, list)):
+    if isinstance(rule, tuple):
         low, high = _checked_range(rule)
         draws = streams.uniforms("topology probability", 0, start, start + len(edges))
         return [float(p) for p in np.minimum(low + (high - low) * draws, high)]  # rounding may pass `high`
-    if isinstance(rule, Real):
-        return [checked_mark("probability", rule)] * len(edges)
-    raise TopologyError(
-        f"probability is {rule!r}; it must be a number in (0, 1], a range (low, high), a function of "
-        "(sender, receiver), a mapping {(sender, receiver): probability} or an n×n array"
-    )
+    return [checked_mark("probability", rule)] * len(edges)
 
 
-def _checked_range(rule: Sequence[object]) -> tuple[float, float]:
-    if len(rule) != 2:
-        raise TopologyError(
-            f"probability range {tuple(rule)!r} has {len(rule)} entries; it must be (low, high)"
-        )
-    low, high = (checked_mark("probability", bound, f"range {tuple(map(plain, rule))!r}") for bound in rule)
+def _checked_range(rule: tuple[float, float]) -> tuple[float, float]:
+    low, high = (checked_mark("probability", bound, f"range {tuple(rule)!r}") for bound in rule)
     if low > high:
         raise TopologyError(
             f"probability range ({low}, {high}) has low > high; write ({high}, {low}) if that is meant"

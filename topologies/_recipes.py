@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
 import networkx as nx
 
+from asyncfed.checks import shown
 from asyncfed.errors import TopologyError, UnknownNameError
 from asyncfed.registry import register, registered
-from topologies._marks import plain
 
 P = ParamSpec("P")
 
@@ -61,14 +62,14 @@ def from_recipe(recipe: str | Mapping[str, Any]) -> nx.Graph:
     if isinstance(recipe, str):
         try:
             recipe = json.loads(recipe)
-        except ValueError as error:
-            raise TopologyError(f"the recipe {recipe!r} is not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise TopologyError(f"the recipe {shown(recipe)} is not JSON: {error}") from error
     match recipe:
         case {"generator": str(name), "arguments": {**arguments}}:
             pass
         case _:
             raise TopologyError(
-                f"the recipe is {recipe!r}; "
+                f"the recipe is {shown(recipe)}; "
                 'it must look like {"generator": "ring", "arguments": {"n": 8}}'
             )
     if name not in GENERATORS:
@@ -88,7 +89,7 @@ def from_recipe(recipe: str | Mapping[str, Any]) -> nx.Graph:
 
 
 def _as_json(value: object) -> object:
-    value = plain(value)
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (tuple, list)):

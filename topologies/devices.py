@@ -5,21 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import networkx as nx
 import numpy as np
 
+from asyncfed.checks import Capacity, PathLike, UnitFloat, Words, checked
 from asyncfed.errors import TopologyError, UnknownNameError
+from asyncfed.network.distributions import PositiveTime
 from asyncfed.reading import open_regular
-from topologies._marks import canonical, checked_mark, plain, real_number, seeded
+from asyncfed.rng import Streams
+from topologies._marks import canonical
 
 _MARKS = ("compute", "uplink", "downlink")
 
 
+@checked(error=TopologyError)
 @dataclass(frozen=True)
 class Device:
     """A kind of device.
@@ -33,22 +37,25 @@ class Device:
         limit.
     """
 
-    compute: float = 1.0
-    uplink: float = math.inf
-    downlink: float = math.inf
-
-    def __post_init__(self) -> None:
-        for mark in _MARKS:
-            value = plain(getattr(self, mark))
-            if mark == "compute" or value != math.inf:
-                value = checked_mark(mark, value, "a device")
-            object.__setattr__(self, mark, value)
+    compute: PositiveTime = 1.0
+    uplink: Capacity = math.inf
+    downlink: Capacity = math.inf
 
 
+Kinds = Annotated[
+    Mapping[str, Device] | PathLike, Words("a mapping from name to Device(…), or the path of a CSV file")
+]
+Shares = Annotated[
+    Mapping[str, UnitFloat] | Sequence[str] | None,
+    Words("a mapping from device to share in [0, 1], the devices of all clients in order, or None"),
+]
+
+
+@checked(error=TopologyError)
 def with_devices(
     graph: nx.Graph,
-    devices: Mapping[str, Device] | str | os.PathLike[str],
-    shares: Mapping[str, float] | Sequence[str] | None = None,
+    devices: Kinds,
+    shares: Shares = None,
     seed: int = 0,
 ) -> nx.Graph:
     """A copy of the graph whose clients are devices: it sets `device`, `compute`, `uplink` and `downlink`.
@@ -73,9 +80,6 @@ def with_devices(
     kinds, in_file = (devices, None) if isinstance(devices, Mapping) else _read(Path(devices))
     if not kinds:
         raise TopologyError("no devices are given; name at least one, such as {'phone': Device(compute=4)}")
-    for name, kind in kinds.items():
-        if not isinstance(name, str) or not isinstance(kind, Device):
-            raise TopologyError(f"device {name!r} is {kind!r}; it must be a name with Device(…)")
     clients = [node for node in network if node != network.graph.get("server")]
     if shares is None:
         shares = in_file or dict.fromkeys(kinds, 1 / len(kinds))
@@ -95,7 +99,7 @@ def with_devices(
 
 
 def _named(names: Sequence[str], kinds: Mapping[str, Device], clients: int) -> list[str]:
-    if isinstance(names, str) or len(names) != clients:
+    if len(names) != clients:
         raise TopologyError(
             f"shares is {names!r}; it must be a mapping from device to share, or the devices of all "
             f"{clients} clients in order"
@@ -108,10 +112,9 @@ def _named(names: Sequence[str], kinds: Mapping[str, Device], clients: int) -> l
 
 def _counts(shares: Mapping[str, float], kinds: Mapping[str, Device], clients: int) -> dict[str, int]:
     """How many clients have each kind, by largest remainders."""
-    for name, share in shares.items():
+    for name in shares:
         if name not in kinds:
-            raise UnknownNameError("device", str(name), kinds)
-        real_number(f"the share of {name}", share, 0.0, 1.0, "lie in [0, 1]")
+            raise UnknownNameError("device", name, kinds)
     if not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-9):
         raise TopologyError(f"the shares {dict(shares)} add up to {sum(shares.values()):g}; they must to 1")
     names = [name for name in kinds if name in shares]
@@ -125,7 +128,7 @@ def _counts(shares: Mapping[str, float], kinds: Mapping[str, Device], clients: i
 def _drawn(counts: Mapping[str, int], seed: int) -> list[str]:
     """The kind of every client: who comes first in a drawn order has the first kind."""
     kinds = [name for name, count in counts.items() for _ in range(count)]
-    order = np.argsort(seeded(seed).uniforms("topology devices", 0, 0, len(kinds)), kind="stable")
+    order = np.argsort(Streams(seed).uniforms("topology devices", 0, 0, len(kinds)), kind="stable")
     chosen = [""] * len(kinds)
     for place, name in zip(order.tolist(), kinds, strict=True):
         chosen[place] = name

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import networkx as nx
 
+from asyncfed.checks import PathLike, PositiveFloat, PositiveInt, checked
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.attributes import OF_EDGES, checked_extra, extra_of, extra_text
 from asyncfed.network.names import Names
@@ -29,7 +30,6 @@ from topologies._marks import (
     check_marks,
     checked_place,
     count_of_clients,
-    whole_number,
 )
 from topologies._recipes import note_recipe
 
@@ -45,7 +45,8 @@ _UNREADABLE = (
 )
 
 
-def save(graph: nx.Graph, path: str | os.PathLike[str]) -> None:
+@checked(error=TopologyError)
+def save(graph: nx.Graph, path: PathLike) -> None:
     """Write a network to a file, whole or not at all.
 
     Parameters
@@ -88,13 +89,13 @@ def save(graph: nx.Graph, path: str | os.PathLike[str]) -> None:
 
 @register("topology")
 def from_file(
-    path: str | os.PathLike[str],
+    path: PathLike,
     directed: bool | None = None,
     server: str | int | None = None,
-    nodes: str | os.PathLike[str] | None = None,
-    n: int | None = None,
-    period: float | None = None,
-    extra: Collection[str] = (),
+    nodes: PathLike | None = None,
+    n: PositiveInt | None = None,
+    period: PositiveFloat | None = None,
+    extra: str | Collection[str] = (),
 ) -> nx.Graph:
     """Read a network; nodes keep their names, and are numbered as they stand in the file.
 
@@ -137,8 +138,7 @@ def from_file(
                 f"directed is {directed!r} for {path}; say directed=True where a line is one direction, or "
                 " directed=False where it is both"
             )
-        count = None if n is None else whole_number("n", n, 1)
-        graph = edge_list(str(path), directed=directed, nodes=table, n=count, period=period, extra=own)
+        graph = edge_list(str(path), directed=directed, nodes=table, n=n, period=period, extra=own)
     else:
         for name, value in (("nodes", nodes), ("n", n), ("period", period)):
             if value is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import networkx as nx
 
-from asyncfed.errors import TopologyError
-from topologies._marks import certain, count_of_clients, whole_number
+from asyncfed.checks import PositiveInt
+from topologies._marks import certain, count_of_clients, require_room_for
 from topologies._recipes import generator
 
 
 @generator
-def fully_connected(n: int) -> nx.Graph:
+def fully_connected(n: PositiveInt) -> nx.Graph:
     """Every client linked with every other.
 
     Parameters
@@ -18,11 +18,12 @@ def fully_connected(n: int) -> nx.Graph:
     n : int
         Number of clients.
     """
-    return certain(nx.complete_graph(whole_number("n", n, 1)), f"fully connected, {count_of_clients(n)}")
+    require_room_for(n, n * (n - 1) / 2)
+    return certain(nx.complete_graph(n), f"fully connected, {count_of_clients(n)}")
 
 
 @generator
-def edgeless(n: int) -> nx.Graph:
+def edgeless(n: PositiveInt) -> nx.Graph:
     """Clients alone: nobody sends anything to anybody else.
 
     Parameters
@@ -30,11 +31,12 @@ def edgeless(n: int) -> nx.Graph:
     n : int
         Number of clients.
     """
-    return certain(nx.empty_graph(whole_number("n", n, 1)), f"edgeless, {count_of_clients(n)}")
+    require_room_for(n, 0)
+    return certain(nx.empty_graph(n), f"edgeless, {count_of_clients(n)}")
 
 
 @generator
-def ring(n: int, directed: bool = False) -> nx.Graph:
+def ring(n: PositiveInt, directed: bool = False) -> nx.Graph:
     """Each client linked with the next, and the last with the first.
 
     Parameters
@@ -44,14 +46,13 @@ def ring(n: int, directed: bool = False) -> nx.Graph:
     directed : bool
         Whether messages travel only from i to i+1 (a DiGraph) or both ways (a Graph).
     """
-    n = whole_number("n", n, 1)
-    _check_flag("directed", directed)
+    require_room_for(n, n)
     graph = nx.cycle_graph(n, create_using=nx.DiGraph if directed else nx.Graph)
     return certain(graph, f"{'directed ring' if directed else 'ring'}, {count_of_clients(n)}")
 
 
 @generator
-def grid(rows: int, columns: int, torus: bool = False) -> nx.Graph:
+def grid(rows: PositiveInt, columns: PositiveInt, torus: bool = False) -> nx.Graph:
     """Clients on a grid, each linked with those beside, above and below.
 
     Client r·columns + c stands in row r, column c.
@@ -63,9 +64,7 @@ def grid(rows: int, columns: int, torus: bool = False) -> nx.Graph:
     torus : bool
         Whether opposite borders are linked too.
     """
-    rows = whole_number("rows", rows, 1)
-    columns = whole_number("columns", columns, 1)
-    _check_flag("torus", torus)
+    require_room_for(rows * columns, 2 * rows * columns)
     kind = "torus" if torus else "grid"
     # Wrapping a side of 1 or 2 gives a loop or an edge that is already there; the canonical form has neither.
     square = nx.grid_2d_graph(rows, columns, periodic=torus)
@@ -73,7 +72,7 @@ def grid(rows: int, columns: int, torus: bool = False) -> nx.Graph:
 
 
 @generator
-def torus(rows: int, columns: int) -> nx.Graph:
+def torus(rows: PositiveInt, columns: PositiveInt) -> nx.Graph:
     """A grid whose opposite borders are linked: four neighbours each, where both sides are 3 or longer.
 
     Parameters
@@ -82,8 +81,3 @@ def torus(rows: int, columns: int) -> nx.Graph:
         Size of the torus.
     """
     return grid(rows, columns, torus=True)
-
-
-def _check_flag(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TopologyError(f"{name} is {value!r}; it must be True or False")

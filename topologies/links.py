@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import networkx as nx
 
+from asyncfed.checks import NonNegativeFloat, Words
+from asyncfed.checks import checked as checked_arguments
 from asyncfed.errors import TopologyError
 from asyncfed.network.over_time import Bursts, LinkTimes, VaryingProbability
 from asyncfed.network.uptimes import Intervals
@@ -18,19 +20,24 @@ from topologies._marks import (
     canonical,
     check_marks,
     checked,
-    checked_mark,
     edge_name,
 )
+
+
+def _or_function(allowed: str) -> Words:
+    return Words(f"{allowed}, a function of (sender, receiver), or None for what it is already")
+
 
 Rule: TypeAlias = Callable[[Any, Any], Any]
 
 
+@checked_arguments(error=TopologyError)
 @dataclass(frozen=True)
 class ByDistance:
     """`base` + `per_unit` · distance of the two ends."""
 
-    base: float
-    per_unit: float
+    base: NonNegativeFloat
+    per_unit: NonNegativeFloat
 
     def on(self, graph: nx.Graph) -> EdgeFunction:
         places = dict(graph.nodes(data="pos"))
@@ -59,19 +66,24 @@ def by_distance(base: float, per_unit: float) -> ByDistance:
     per_unit : float
         What a unit of distance adds, at least 0.
     """
-    return ByDistance(
-        checked_mark("latency", base, "no distance"), checked_mark("latency", per_unit, "a unit")
-    )
+    return ByDistance(base, per_unit)
 
 
+@checked_arguments(error=TopologyError)
 def with_links(
     graph: nx.Graph,
-    probability: float | VaryingProbability | Rule | None = None,
-    latency: float | EdgeFunction | ByDistance | None = None,
-    bandwidth: float | EdgeFunction | None = None,
-    loss: float | EdgeFunction | None = None,
-    schedule: Intervals | LinkTimes | Rule | None = None,
-    bursts: Bursts | Rule | None = None,
+    probability: Annotated[
+        float | VaryingProbability | Rule | None, _or_function("a number in (0, 1], VaryingProbability(…)")
+    ] = None,
+    latency: Annotated[
+        float | EdgeFunction | ByDistance | None, _or_function("a number, at least 0, by_distance(…)")
+    ] = None,
+    bandwidth: Annotated[float | EdgeFunction | None, _or_function("a finite number above 0")] = None,
+    loss: Annotated[float | EdgeFunction | None, _or_function("a number in [0, 1)")] = None,
+    schedule: Annotated[
+        Intervals | LinkTimes | Rule | None, _or_function("a list of (from, to), LinkTimes(…)")
+    ] = None,
+    bursts: Annotated[Bursts | Rule | None, _or_function("Bursts(good, bad)")] = None,
 ) -> nx.Graph:
     """A copy of the graph with these attributes set on every edge.
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import networkx as nx
 
+from asyncfed.checks import MOST, NonNegativeFloat, PositiveInt, Range, UnitFloat, Words
 from asyncfed.errors import TopologyError
 from asyncfed.rng import Streams
-from topologies._marks import (
-    Probability,
-    certain,
-    count_of_clients,
-    probabilities,
-    real_number,
-    seeded,
-    whole_number,
-)
+from topologies._marks import Probability, certain, count_of_clients, probabilities, require_room_for
 from topologies._recipes import generator
 from topologies.links import by_distance, with_links
 
+Attempts = Annotated[int, Range(1, 10_000)]
+
 
 @generator
-def erdos_renyi(n: int, p: float, seed: int = 0, attempts: int = 100) -> nx.Graph:
+def erdos_renyi(
+    n: PositiveInt,
+    p: Annotated[
+        float, Range(0, 1, above=True), Words("a number in (0, 1]; use edgeless(n) for no links at all")
+    ],
+    seed: int = 0,
+    attempts: Attempts = 100,
+) -> nx.Graph:
     """A random graph G(n, p): each edge with probability p, redrawn until it is connected [1]_.
 
     Parameters
@@ -41,9 +44,8 @@ def erdos_renyi(n: int, p: float, seed: int = 0, attempts: int = 100) -> nx.Grap
     ----------
     .. [1] P. Erdős and A. Rényi, "On the evolution of random graphs", 1960.
     """
-    n = whole_number("n", n, 1)
-    p = real_number("p", p, math.ulp(0.0), 1.0, "lie in (0, 1]; use edgeless(n) for no links at all")
-    streams = seeded(seed)
+    require_room_for(n, p * n * (n - 1) / 2)
+    streams = Streams(seed)
     graph = _first_connected(lambda attempt: _gnp(n, p, streams, attempt), attempts)
     if graph is None:
         raise TopologyError(
@@ -55,7 +57,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0, attempts: int = 100) -> nx.Grap
 
 
 @generator
-def random_graph(n: int, mean_degree: float, seed: int = 0) -> nx.Graph:
+def random_graph(n: Annotated[int, Range(2, MOST)], mean_degree: NonNegativeFloat, seed: int = 0) -> nx.Graph:
     """A sparse connected random graph, of any size and for any seed.
 
     A graph G(n, mean_degree/(n-1)) is drawn once; each of its components but the largest is then joined to
@@ -72,11 +74,14 @@ def random_graph(n: int, mean_degree: float, seed: int = 0) -> nx.Graph:
     seed : int
         Seed of the draw.
     """
-    n = whole_number("n", n, 2)
     tree = 2 * (n - 1) / n
-    allowed = f"lie in [{tree:g}, {n - 1}], from a tree to the complete graph"
-    real_number("mean_degree", mean_degree, tree, n - 1, allowed)
-    streams = seeded(seed)
+    if not tree <= mean_degree <= n - 1:
+        raise TopologyError(
+            f"mean_degree is {mean_degree}; it must lie in [{tree:g}, {n - 1}], from a tree to the complete "
+            "graph"
+        )
+    require_room_for(n, n * mean_degree / 2)
+    streams = Streams(seed)
     graph = _gnp(n, mean_degree / (n - 1), streams, 0)
     # Sorted, because sets and equally large components have no order of their own.
     largest, *rest = sorted(map(sorted, nx.connected_components(graph)), key=lambda part: (-len(part), part))
@@ -87,7 +92,13 @@ def random_graph(n: int, mean_degree: float, seed: int = 0) -> nx.Graph:
 
 
 @generator
-def small_world(n: int, neighbours: int, rewire: float, seed: int = 0, attempts: int = 100) -> nx.Graph:
+def small_world(
+    n: Annotated[int, Range(3, MOST)],
+    neighbours: Annotated[int, Range(2, MOST)],
+    rewire: UnitFloat,
+    seed: int = 0,
+    attempts: Attempts = 100,
+) -> nx.Graph:
     """A ring of near neighbours with some edges rewired to anywhere, redrawn until it is connected [1]_.
 
     Parameters
@@ -107,13 +118,12 @@ def small_world(n: int, neighbours: int, rewire: float, seed: int = 0, attempts:
     ----------
     .. [1] D. J. Watts and S. H. Strogatz, "Collective dynamics of 'small-world' networks", Nature 393, 1998.
     """
-    n = whole_number("n", n, 3)
-    if whole_number("neighbours", neighbours, 2) % 2 or neighbours >= n:
+    if neighbours % 2 or neighbours >= n:
         raise TopologyError(
             f"neighbours is {neighbours}; it must be even (half on each side) and less than n = {n}"
         )
-    real_number("rewire", rewire, 0.0, 1.0, "lie in [0, 1]")
-    streams = seeded(seed)
+    require_room_for(n, n * neighbours / 2)
+    streams = Streams(seed)
     graph = _first_connected(
         lambda attempt: nx.watts_strogatz_graph(
             n, neighbours, rewire, seed=streams.seed_for("topology small world", attempt)
@@ -130,12 +140,18 @@ def small_world(n: int, neighbours: int, rewire: float, seed: int = 0, attempts:
 
 @generator
 def random_geometric(
-    n: int,
-    radius: float,
+    n: PositiveInt,
+    radius: Annotated[
+        float,
+        Range(0, math.sqrt(2), above=True),
+        Words("a number in (0, √2], √2 being the longest way there is"),
+    ],
     seed: int = 0,
-    latency: tuple[float, float] | None = None,
+    latency: Annotated[
+        tuple[NonNegativeFloat, NonNegativeFloat] | None, Words("(base, per_unit), or None for none")
+    ] = None,
     probability: Probability = 1.0,
-    attempts: int = 100,
+    attempts: Attempts = 100,
 ) -> nx.Graph:
     """Clients strewn over the unit square, those within a radius linked; redrawn until it is connected [1]_.
 
@@ -160,13 +176,8 @@ def random_geometric(
     ----------
     .. [1] M. Penrose, "Random geometric graphs", Oxford University Press, 2003.
     """
-    n = whole_number("n", n, 1)
-    radius = real_number(
-        "radius", radius, math.ulp(0.0), math.sqrt(2), "lie in (0, √2], the longest way there is"
-    )
-    if latency is not None and not (isinstance(latency, (tuple, list)) and len(latency) == 2):
-        raise TopologyError(f"latency is {latency!r}; it must be (base, per_unit), or None for none")
-    streams = seeded(seed)
+    require_room_for(n, n * (n - 1) / 2 * min(1.0, math.pi * radius**2))
+    streams = Streams(seed)
     graph = _first_connected(lambda attempt: _strewn(n, radius, streams, attempt), attempts)
     if graph is None:
         raise TopologyError(
@@ -187,7 +198,7 @@ def _strewn(n: int, radius: float, streams: Streams, attempt: int) -> nx.Graph:
 
 
 def _first_connected(draw: Callable[[int], nx.Graph], attempts: int) -> nx.Graph | None:
-    graphs = (draw(attempt) for attempt in range(whole_number("attempts", attempts, 1)))
+    graphs = (draw(attempt) for attempt in range(attempts))
     return next((graph for graph in graphs if nx.is_connected(graph)), None)
 
 

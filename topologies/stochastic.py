@@ -8,10 +8,13 @@ mapping must cover every edge; entries of an array where there is no edge are ig
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import networkx as nx
 
+from asyncfed.checks import PositiveInt, Words
 from asyncfed.errors import TopologyError
+from asyncfed.rng import Streams
 from topologies._marks import (
     Edge,
     Probability,
@@ -20,15 +23,16 @@ from topologies._marks import (
     count_of_clients,
     edge_name,
     probabilities,
-    seeded,
-    whole_number,
+    require_room_for,
 )
 from topologies._recipes import generator
+
+Base = Annotated[PositiveInt | nx.Graph, Words("the number of clients, at least 1, or a networkx graph")]
 
 
 @generator
 def stochastic_undirected(
-    n_or_base: int | nx.Graph, probability: Probability | None = (0.4, 0.8), seed: int = 0
+    n_or_base: Base, probability: Probability | None = (0.4, 0.8), seed: int = 0
 ) -> nx.Graph:
     """Links that exist at random in both directions together, each with its own probability (StoU in [1]_).
 
@@ -58,7 +62,7 @@ def stochastic_undirected(
 
 @generator
 def stochastic_directed(
-    n_or_base: int | nx.Graph, probability: Probability | None = (0.4, 0.8), seed: int = 0
+    n_or_base: Base, probability: Probability | None = (0.4, 0.8), seed: int = 0
 ) -> nx.DiGraph:
     """Links that exist at random, each direction by itself with its own probability (StoD in [1]_).
 
@@ -81,7 +85,7 @@ def stochastic_directed(
 
 
 @generator
-def star(clients: int, up: Probability = 1.0, down: Probability = 1.0, seed: int = 0) -> nx.DiGraph:
+def star(clients: PositiveInt, up: Probability = 1.0, down: Probability = 1.0, seed: int = 0) -> nx.DiGraph:
     """Clients 0..clients−1, and a server, node number `clients`, that alone they talk with.
 
     Parameters
@@ -95,8 +99,9 @@ def star(clients: int, up: Probability = 1.0, down: Probability = 1.0, seed: int
     seed : int
         Seed for a range.
     """
-    n = whole_number("clients", clients, 1) + 1
-    streams = seeded(seed)
+    require_room_for(clients, 2 * clients)
+    n = clients + 1
+    streams = Streams(seed)
     server = n - 1
     uplinks = [(client, server) for client in range(server)]
     downlinks = [(server, client) for client in range(server)]
@@ -109,10 +114,8 @@ def star(clients: int, up: Probability = 1.0, down: Probability = 1.0, seed: int
     return graph
 
 
-def _stochastic(
-    n_or_base: int | nx.Graph, probability: Probability | None, seed: int, directed: bool
-) -> nx.Graph:
-    streams = seeded(seed)
+def _stochastic(n_or_base: Base, probability: Probability | None, seed: int, directed: bool) -> nx.Graph:
+    streams = Streams(seed)
     kind = f"stochastic {'directed' if directed else 'undirected'}"
     if isinstance(n_or_base, nx.Graph):
         graph = canonical(n_or_base, directed)
@@ -120,7 +123,8 @@ def _stochastic(
         over = graph.graph.get("name")
         name = f"{kind} on {over}" if over else f"{kind}, {count_of_clients(n)}"
     else:
-        n = whole_number("the number of clients (or base graph)", n_or_base, 1)
+        n = n_or_base
+        require_room_for(n, n * (n - 1) / (1 if directed else 2))
         graph = nx.complete_graph(n, create_using=nx.DiGraph if directed else nx.Graph)
         name = f"{kind}, {count_of_clients(n)}"
         if probability is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -75,6 +76,18 @@ def list_scenarios() -> None:
         "or a function study() that returns a Study.",
         soft_wrap=True,
     )
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def new(
+    path: Annotated[Path, typer.Argument(metavar="FILE.py", help="What it is to be called.")],
+) -> None:
+    """Write a commented scenario of your own to start from; it runs as it is."""
+    from asyncfed.cli.starting import write_starting_file
+
+    write_starting_file(path)
+    typer.echo(f"wrote {path}; run it with: asyncfed run {shlex.quote(str(path))}")
 
 
 @app.command(epilog=EXIT_CODES)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from asyncfed.cli.tables import print_metrics, print_pairs, stderr, stdout
 from asyncfed.description import links_line
 from asyncfed.errors import RunError, RunExistsError, ScenarioError
+from asyncfed.options import Options
 from asyncfed.printable import duration
 from asyncfed.runner import resumable, resume, run
 from asyncfed.runtime.directory import RunDirectory
@@ -38,6 +39,11 @@ def execute(
     """Run, print the result and where everything is; a run that stops early says where its part is."""
     if out is not None and (out / "study.json").exists():
         raise RunExistsError(f"{out} holds a study; give another directory for a single run")
+    # Refuses what cannot be, before anything is said or made.
+    Options(
+        cast("Literal['local', 'ray']", backend), clients_per_actor, device, address, save_final,
+        checkpoint_every, max_recoveries,
+    )  # fmt: skip
     stood = out is not None and out.exists()
     path = RunDirectory.create(out, scenario.name).path
     messages = stderr()

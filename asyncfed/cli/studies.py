@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
 from asyncfed.cli.tables import print_columns, print_pairs, stderr, stdout
 from asyncfed.errors import ScenarioError, TraceError
+from asyncfed.options import Options
 from asyncfed.printable import duration
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.study import Study, StudyResult, load_study, run_study
@@ -48,6 +49,11 @@ def execute_study(
 
     `again` are the words after `asyncfed run` with which the same study can be gone on with.
     """
+    # Refuses what cannot be, before anything is said or made.
+    Options(
+        cast("Literal['local', 'ray']", backend), clients_per_actor, device, address, save_final,
+        checkpoint_every, max_recoveries,
+    )  # fmt: skip
     stood = out is not None and out.exists()
     path = RunDirectory.create(out, study.name).path
     messages = stderr()

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import shown
 from asyncfed.errors import DataError
 
 Columns = dict[str, Tensor]
@@ -147,8 +148,8 @@ def _one(value: Any, name: str, place: int) -> Tensor:
         array = np.empty(0, dtype=object)  # lists of different lengths
     if array.dtype == object or array.dtype.kind not in "biuf":
         raise DataError(
-            f"sample {place} of column {name!r} is {_shown(value)}, which is no array of numbers; leave the "
-            "column out (x=…, y=…), or make it one (transform=…)"
+            f"sample {place} of column {name!r} is {shown(value, 60)}, which is no array of numbers; leave "
+            "the column out (x=…, y=…), or make it one (transform=…)"
         )
     listed = isinstance(value, (list, tuple)) and array.dtype == np.float64
     return _plain(torch.from_numpy(array.astype(np.float32) if listed else array.copy()))
@@ -174,8 +175,3 @@ def _plain(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         raise DataError("complex numbers are no samples; give their parts as two columns")
     return tensor.long()
-
-
-def _shown(value: Any) -> str:
-    said = repr(value)
-    return said if len(said) < 60 else said[:57] + "…"

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from asyncfed.checks import PathLike, checked, shown
+from asyncfed.data.datasets import Classes
 from asyncfed.data.shards import ClientData, ClientShards
+from asyncfed.errors import DataError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def class_counts(data: ClientData | ClientShards, classes: int) -> pd.DataFrame:
+@checked(error=DataError)
+def class_counts(data: ClientData | ClientShards, classes: Classes) -> pd.DataFrame:
     """Number of samples, one row per client and one column per class.
 
     The labels are the last of the tensors. For `ClientData` the three splits are added up.
@@ -32,7 +35,8 @@ def class_counts(data: ClientData | ClientShards, classes: int) -> pd.DataFrame:
     )
 
 
-def plot_class_counts(data: ClientData | ClientShards, classes: int, path: str | os.PathLike[str]) -> None:
+@checked(error=DataError)
+def plot_class_counts(data: ClientData | ClientShards, classes: Classes, path: PathLike) -> None:
     """Draw `class_counts` as bubbles whose area is the number of samples, and save the picture."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -49,4 +53,7 @@ def plot_class_counts(data: ClientData | ClientShards, classes: int, path: str |
     axes.set_title(f"samples per client and class (largest bubble: {counts.max()})", fontsize=9)
     axes.locator_params(integer=True)
     axes.grid(alpha=0.2)
-    figure.savefig(path, dpi=120)
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:
+        raise DataError(f"the picture {shown(path)} cannot be drawn: {error!s:.300}; give a .png") from error

@@ -14,10 +14,12 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from asyncfed.checks import PathLike, PositiveInt, Range, checked
 from asyncfed.data import cifar10
 from asyncfed.data.torchvision_import import download_into, import_torchvision
 from asyncfed.errors import DataError, UnknownNameError
@@ -26,14 +28,30 @@ from asyncfed.rng import Streams
 _MEAN, _STD = 0.1307, 0.3081  # of MNIST's training pixels; also what the EMNIST experiments of the papers use
 
 
-@dataclass(frozen=True, eq=False)
+Classes = Annotated[int, Range(1, 10**6)]
+
+
+@checked(error=DataError)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Samples `x` (N, …) float32 and their labels `y` (N,) int64 in 0..classes-1."""
 
     name: str
     x: Tensor
     y: Tensor
-    classes: int
+    classes: Classes
+
+    def __post_init__(self) -> None:
+        if self.y.ndim != 1 or not self.x.ndim or len(self.x) != len(self.y):
+            raise DataError(
+                f"samples have the shape {tuple(self.x.shape)} and labels {tuple(self.y.shape)}; give as "
+                "many labels as samples, one number each"
+            )
+
+    def __repr__(self) -> str:
+        return (
+            f"<Dataset {self.name}: {len(self):,} samples {tuple(self.x.shape[1:])}, {self.classes} classes>"
+        )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -65,18 +83,20 @@ _IMAGES = {
 DATASETS = ("digits", *_IMAGES, "cifar10")
 
 
-def data_directory(root: str | os.PathLike[str] | None = None) -> Path:
+@checked(error=DataError)
+def data_directory(root: PathLike | None = None) -> Path:
     """`root` where given, else `ASYNCFED_DATA`, else ~/.cache/asyncfed."""
     return Path(root or os.environ.get("ASYNCFED_DATA") or "~/.cache/asyncfed").expanduser()
 
 
+@checked(error=DataError)
 def load_dataset(
     name: str,
-    root: str | os.PathLike[str] | None = None,
+    root: PathLike | None = None,
     download: bool = False,
     *,
     part: str | None = None,
-    limit: int | None = None,
+    limit: PositiveInt | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Load a dataset by name.
@@ -131,6 +151,7 @@ def load_dataset(
     return Dataset(name, x, y, classes)
 
 
+@checked(error=DataError)
 def has_test_part(name: str) -> bool:
     """Whether a named dataset comes with test samples that stand apart."""
     if name not in DATASETS:
@@ -138,13 +159,14 @@ def has_test_part(name: str) -> bool:
     return name != "digits"
 
 
+@checked(error=DataError)
 def load_with_test(
     name: str,
-    root: str | os.PathLike[str] | None = None,
+    root: PathLike | None = None,
     download: bool = False,
     *,
     separate_test: bool | None = None,
-    limit: int | None = None,
+    limit: PositiveInt | None = None,
     seed: int = 0,
 ) -> tuple[Dataset, Dataset | None]:
     """The training part and, apart from it, the test part; or all there is, and None.

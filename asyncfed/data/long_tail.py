@@ -11,22 +11,21 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from asyncfed.data.datasets import Dataset
+from asyncfed.checks import PositiveInt, Probability, checked
+from asyncfed.data.datasets import Classes, Dataset
 from asyncfed.errors import DataError
 from asyncfed.rng import Streams
 
 
-def long_tail_sizes(classes: int, largest: int, ratio: float) -> list[int]:
+@checked(error=DataError)
+def long_tail_sizes(classes: Classes, largest: PositiveInt, ratio: Probability) -> list[int]:
     """How many samples of each class to keep, at most."""
-    if largest < 1:
-        raise DataError(f"largest is {largest}; the first class keeps at least 1 sample")
-    if not 0 < ratio <= 1:
-        raise DataError(f"ratio is {ratio}; the last class keeps that part of the first, in (0, 1]")
     steps = max(1, classes - 1)
     return [int(largest * ratio ** (c / steps) + 0.5) for c in range(classes)]
 
 
-def long_tail(dataset: Dataset, largest: int, ratio: float, seed: int = 0) -> Dataset:
+@checked(error=DataError)
+def long_tail(dataset: Dataset, largest: PositiveInt, ratio: Probability, seed: int = 0) -> Dataset:
     """A random long-tailed subset by `seed`, in the original order."""
     generator = Streams(seed).generator("long tail")
     kept = []

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.checks import PositiveFloat, PositiveInt, checked, fitting
 from asyncfed.errors import DataError, UnknownNameError
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
 _ATTEMPTS = 100
+_MOST_SAMPLES = 2**28
 
 
+@runtime_checkable
 class Partition(Protocol):
     """Anything that deals samples to clients."""
 
@@ -46,12 +49,7 @@ class IID:
 class LabelShards:
     """Sort by label, cut into clients·per_client equal shards (±1), deal `per_client` to each client."""
 
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        _require(
-            self.per_client >= 1, f"per_client is {self.per_client}; every client needs at least 1 shard"
-        )
+    per_client: PositiveInt = 2
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
         _check_clients(len(labels), clients)
@@ -78,12 +76,8 @@ class DirichletOverClients:
     up to 100 times, until every client has `min_samples`.
     """
 
-    alpha: float
-    min_samples: int = 1
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-        _require(self.min_samples >= 1, f"min_samples is {self.min_samples}; it must be at least 1")
+    alpha: PositiveFloat
+    min_samples: PositiveInt = 1
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
         _check_clients(len(labels), clients, self.min_samples)
@@ -124,14 +118,8 @@ class DirichletOverClasses:
     `samples=None` deals out everything, in sizes that differ by at most one.
     """
 
-    alpha: float
-    samples: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-        _require(
-            self.samples is None or self.samples >= 1, f"samples is {self.samples}; it must be at least 1"
-        )
+    alpha: PositiveFloat
+    samples: PositiveInt | None = None
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
         _check_clients(len(labels), clients, self.samples or 1)
@@ -181,17 +169,20 @@ class Bootstrap:
     dataset has room for.
     """
 
-    samples: int
-
-    def __post_init__(self) -> None:
-        _require(self.samples >= 1, f"samples is {self.samples}; every client needs at least 1")
+    samples: PositiveInt
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
-        _require(clients >= 1, f"clients is {clients}; at least 1 is needed")
+        fitting(clients, PositiveInt, "clients", DataError)
+        _require(
+            clients * self.samples <= _MOST_SAMPLES,
+            f"{clients} clients that draw {self.samples} samples each need {clients * self.samples:,}, more "
+            f"than {_MOST_SAMPLES:,}; use fewer of either",
+        )
         drawn = streams.generator("partition").integers(0, len(labels), (clients, self.samples))
         return list(np.sort(drawn, axis=1))
 
 
+@checked(error=DataError)
 def parse_partition(text: str) -> Partition:
     """The partition that a text names: "iid", "shards:2", "dirichlet:0.4", "dirichlet-classes:0.4" or
     "bootstrap:16".
@@ -215,14 +206,8 @@ def _require(condition: bool, message: str) -> None:
         raise DataError(message)
 
 
-def _check_alpha(alpha: float) -> None:
-    _require(
-        0 < alpha < float("inf"), f"alpha of a Dirichlet partition is {alpha}; it must be positive and finite"
-    )
-
-
 def _check_clients(samples: int, clients: int, each: int = 1) -> None:
-    _require(clients >= 1, f"clients is {clients}; at least 1 is needed")
+    fitting(clients, PositiveInt, "clients", DataError)
     _require(
         clients * each <= samples,
         f"{clients} clients with at least {each} samples each need {clients * each}, there are {samples}; "

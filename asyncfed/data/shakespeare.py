@@ -14,13 +14,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from asyncfed.checks import MOST, NonNegativeInt, PathLike, PositiveInt, Range, checked
 from asyncfed.data.datasets import data_directory
 from asyncfed.data.shards import ClientData, client_data_from_lists
-from asyncfed.data.split import check_fractions
+from asyncfed.data.split import Fractions, check_fractions
 from asyncfed.errors import DataError
 from asyncfed.rng import Streams
 
@@ -44,16 +46,17 @@ class Shakespeare:
         return len(self.characters) + 1
 
 
+@checked(error=DataError)
 def load_shakespeare(
-    clients: int = 20,
-    length: int = 32,
-    stride: int = 4,
+    clients: PositiveInt = 20,
+    length: PositiveInt = 32,
+    stride: PositiveInt = 4,
     *,
     seed: int = 0,
-    min_characters: int = 2000,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    vocabulary: int = 80,
-    root: str | os.PathLike[str] | None = None,
+    min_characters: NonNegativeInt = 2000,
+    fractions: Fractions = (0.6, 0.2, 0.2),
+    vocabulary: Annotated[int, Range(2, MOST)] = 80,
+    root: PathLike | None = None,
 ) -> Shakespeare:
     """Read shakespeare/tinyshakespeare.txt in the data directory and draw some speakers.
 
@@ -74,14 +77,6 @@ def load_shakespeare(
     root
         See `data_directory`.
     """
-    for name, value, least in (
-        ("clients", clients, 1),
-        ("length", length, 1),
-        ("stride", stride, 1),
-        ("vocabulary", vocabulary, 2),
-    ):
-        if value < least:
-            raise DataError(f"{name} is {value}; it must be at least {least}")
     check_fractions(fractions)
     text = _read(root)
     parts = {speaker: _split(lines, fractions) for speaker, lines in lines_by_speaker(text).items()}

@@ -14,19 +14,24 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncfed.checks import Words, checked, fitting, shown
 from asyncfed.errors import DataError
 
 IntArray = npt.NDArray[np.int64]
 Samples = tuple[Tensor, ...]
+PerClient = Annotated[
+    Sequence[Samples], Words("a list with a tuple of tensors, such as (x, y), for each client")
+]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientShards:
     """Tensors (total, …) that hold client 0's samples, then client 1's, …; `sizes` says how many each has."""
 
@@ -35,13 +40,25 @@ class ClientShards:
     beside: Samples = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", np.asarray(self.sizes, dtype=np.int64))
-        lengths = [len(tensor) for tensor in self.tensors]
+        tensors = fitting(self.tensors, Samples, "ClientShards: tensors", DataError)
+        object.__setattr__(self, "tensors", tensors)
+        fitting(self.beside, Samples, "ClientShards: beside", DataError)
+        object.__setattr__(self, "sizes", _counts(self.sizes))
+        lengths = [len(tensor) if tensor.ndim else None for tensor in self.tensors]
         if any(length != self.total for length in lengths):
             raise DataError(
                 f"the clients' sizes add up to {self.total} samples, but the packed tensors have {lengths}; "
                 "they must all be equal"
             )
+
+    def __repr__(self) -> str:
+        return f"<ClientShards: {self.clients:,} clients, {self.total:,} samples of {self.form}>"
+
+    @property
+    def form(self) -> str:
+        """What a sample is, in words: "float32 (64,), int64"."""
+        kinds = [(str(t.dtype).removeprefix("torch."), tuple(t.shape[1:])) for t in self.tensors]
+        return ", ".join(f"{kind} {shape}" if shape else kind for kind, shape in kinds) or "nothing"
 
     @property
     def clients(self) -> int:
@@ -112,7 +129,8 @@ class ClientShards:
         )
 
 
-@dataclass(frozen=True, eq=False)
+@checked(error=DataError)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClientData:
     """The three splits of every client's samples; every client has training samples, the other two may be
     empty.
@@ -137,6 +155,10 @@ class ClientData:
                 "needs at least one: leave the client out or give it some"
             )
 
+    def __repr__(self) -> str:
+        counts = f"{self.train.total:,} + {self.validation.total:,} + {self.test.total:,}"
+        return f"<ClientData: {self.clients:,} clients, {counts} samples of {self.train.form}>"
+
     @property
     def clients(self) -> int:
         return self.train.clients
@@ -150,10 +172,11 @@ class ClientData:
         return ClientData(*(split.to(dtype, device) for split in (self.train, self.validation, self.test)))
 
 
+@checked(error=DataError)
 def client_data_from_lists(
-    train: Sequence[Samples],
-    validation: Sequence[Samples] | None = None,
-    test: Sequence[Samples] | None = None,
+    train: PerClient,
+    validation: PerClient | None = None,
+    test: PerClient | None = None,
 ) -> ClientData:
     """Client data from one tuple of tensors per client (sample axis first); a split left out is empty."""
     packed = _pack(train, "train")
@@ -165,14 +188,34 @@ def client_data_from_lists(
     )
 
 
+def _counts(sizes: object) -> IntArray:
+    try:
+        found = np.asarray(sizes)
+    except ValueError:
+        found = np.empty((0, 0))  # of lists that are not equally long
+    if found.ndim != 1 or (len(found) and (found.dtype.kind not in "iu" or found.min() < 0)):
+        raise DataError(
+            f"ClientShards: sizes is {shown(sizes)}; it must be a whole number for each client, how many "
+            "samples it has"
+        )
+    return found.astype(np.int64)
+
+
 def _pack(shards: Sequence[Samples], split: str) -> ClientShards:
     if not shards:
         raise DataError(f"the {split} split has no clients; give one tuple of tensors per client")
+    first = [tuple(t.shape[1:]) for t in shards[0]]
     for client, shard in enumerate(shards):
-        if len(shard) != len(shards[0]) or len({len(t) for t in shard}) != 1:
+        shapes = [tuple(t.shape) for t in shard]
+        if len(shard) != len(first) or not all(shapes) or len({len(t) for t in shard}) != 1:
             raise DataError(
-                f"the {split} samples of client {client} have shapes {[tuple(t.shape) for t in shard]}; "
-                f"every client needs {len(shards[0])} tensors whose first axes are equally long"
+                f"the {split} samples of client {client} have shapes {shapes}; every client needs "
+                f"{len(first)} tensors whose first axes are equally long"
+            )
+        if [shape[1:] for shape in shapes] != first:
+            raise DataError(
+                f"the {split} samples of client {client} have shapes {shapes}, and those of client 0 "
+                f"{[tuple(t.shape) for t in shards[0]]}; a sample must have the same shape everywhere"
             )
     sizes = np.array([len(shard[0]) for shard in shards], dtype=np.int64)
     return ClientShards(tuple(torch.cat(tensors) for tensors in zip(*shards, strict=True)), sizes)

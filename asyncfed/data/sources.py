@@ -15,10 +15,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncfed.checks import PositiveInt, checked
 from asyncfed.data.columns import Columns, Transform, columns_of, is_table
 from asyncfed.data.partition import IID, Partition, parse_partition
 from asyncfed.data.shards import ClientData, Samples
-from asyncfed.data.split import check_fractions, dealt
+from asyncfed.data.split import AnyPartition, Fractions, check_fractions, dealt
 from asyncfed.errors import DataError
 from asyncfed.rng import Streams
 
@@ -26,16 +27,17 @@ IntArray = npt.NDArray[np.int64]
 _TARGETS = ("label", "labels", "target", "y")
 
 
+@checked(error=DataError)
 def client_data(
     source: Any,
     *,
-    clients: int | None = None,
-    partition: Partition | str | None = None,
+    clients: PositiveInt | None = None,
+    partition: AnyPartition | None = None,
     column: str | None = None,
-    indices: Sequence[Sequence[int]] | None = None,
+    indices: Sequence[Any] | None = None,
     x: str | Sequence[str] | None = None,
     y: str | None = None,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    fractions: Fractions = (0.6, 0.2, 0.2),
     test: Any = None,
     transform: Transform | None = None,
     seed: int = 0,

@@ -8,23 +8,35 @@ because a client without test samples would silently vanish from the averages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
 
+from asyncfed.checks import PositiveInt, UnitFloat, Words, checked, described
 from asyncfed.data.datasets import Dataset
 from asyncfed.data.partition import IntArray, Partition
 from asyncfed.data.shards import ClientData, ClientShards, Samples
 from asyncfed.errors import DataError
 from asyncfed.rng import Streams
 
+Fractions = Annotated[
+    Sequence[UnitFloat],
+    Words("three numbers in [0, 1] (train, validation, test) that add up to 1, the first of them positive"),
+]
+AnyPartition = Annotated[
+    Partition | str,
+    Words("a partition, such as IID() or DirichletOverClients(0.4), or its text, such as 'dirichlet:0.4'"),
+]
 
+
+@checked(error=DataError)
 def partition_data(
     dataset: Dataset,
-    partition: Partition,
-    clients: int,
+    partition: Annotated[Partition, Words("a partition, such as IID() or DirichletOverClients(0.4)")],
+    clients: PositiveInt,
     seed: int,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    fractions: Fractions = (0.6, 0.2, 0.2),
     test: Dataset | None = None,
 ) -> ClientData:
     """Deal `dataset` to `clients`; split each one's samples by `fractions` (train, validation, test).
@@ -84,11 +96,8 @@ def _packed(samples: Samples, part: list[IntArray]) -> ClientShards:
 
 def check_fractions(fractions: Sequence[float]) -> None:
     """Refuse what are not three parts of a whole."""
-    if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-9 or fractions[0] == 0:
-        raise DataError(
-            f"fractions are {tuple(fractions)}; they must be three non-negative numbers "
-            "(train, validation, test) that add up to 1, the first of them positive"
-        )
+    if len(fractions) != 3 or abs(sum(fractions) - 1) > 1e-9 or fractions[0] == 0:
+        raise DataError(f"fractions are {tuple(fractions)}; they must be {described(Fractions)}")
 
 
 def _sizes(client: int, samples: int, fractions: Sequence[float]) -> tuple[int, int, int]:

@@ -6,9 +6,10 @@ A file has them as one text, "club, weight".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from asyncfed.checks import shown
 from asyncfed.errors import TopologyError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ def extra_of(graph: nx.Graph) -> frozenset[str]:
 def checked_extra(given: object) -> frozenset[str]:
     """A list of attributes: names, or one text with commas."""
     names = given.split(",") if isinstance(given, str) else given
-    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
-        raise TopologyError(f"extra is {given!r}; it must be names of attributes, such as ['weight', 'club']")
+    if not isinstance(names, (list, tuple, set, frozenset)) or not all(
+        isinstance(name, str) for name in names
+    ):
+        raise TopologyError(
+            f"extra is {shown(given)}; it must be names of attributes, such as ['weight', 'club']"
+        )
     return frozenset(stripped for name in names if (stripped := name.strip()))
 
 

@@ -8,16 +8,20 @@ so what a stale answer counts is decided here, by a decay.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Probability, Words
 from asyncfed.errors import ScenarioError
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
-from asyncfed.network.names import is_whole
-from asyncfed.network.server import Server, is_number, server_links
+from asyncfed.network.server import Server, server_links
 from asyncfed.registry import register
 from asyncfed.rng import Streams
+
+Share = Annotated[
+    PositiveInt | Probability, Words("a whole number, at least 1, or a fraction in (0, 1] of all clients")
+]
 
 
 @runtime_checkable
@@ -41,10 +45,7 @@ class NoDecay:
 class PolynomialDecay:
     """(1 + s)^−power (Xie et al. 2019)."""
 
-    power: float = 0.5
-
-    def __post_init__(self) -> None:
-        _at_least_zero(self, "power")
+    power: NonNegativeFloat = 0.5
 
     def factor(self, staleness: IntArray) -> FloatArray:
         return np.asarray((1.0 + staleness) ** -float(self.power))
@@ -55,12 +56,8 @@ class PolynomialDecay:
 class HingeDecay:
     """1 up to s = `until`, then 1 / (slope · (s − until) + 1) (Xie et al. 2019)."""
 
-    slope: float = 10.0
-    until: float = 4.0
-
-    def __post_init__(self) -> None:
-        _at_least_zero(self, "slope")
-        _at_least_zero(self, "until")
+    slope: NonNegativeFloat = 10.0
+    until: NonNegativeFloat = 4.0
 
     def factor(self, staleness: IntArray) -> FloatArray:
         return np.asarray(1.0 / (self.slope * np.maximum(staleness - self.until, 0.0) + 1.0))
@@ -94,38 +91,16 @@ class Buffered:
         at work after that, or where so many answers in a row got lost for each place.
     """
 
-    size: int | float = 10
-    at_work: int | float = 1.0
+    size: Share = 10
+    at_work: Share = 1.0
     asks: Literal["same", "fresh", "weighted"] = "fresh"
     weighted: bool = False
-    decay: Decay = field(default_factory=NoDecay)
-    max_staleness: int | None = None
+    decay: Annotated[Decay, Words("NoDecay(), PolynomialDecay(…) or HingeDecay(…)")] = field(
+        default_factory=NoDecay
+    )
+    max_staleness: NonNegativeInt | None = None
     too_stale: Literal["drop", "wait"] = "drop"
-    attempts: int = 100
-
-    def __post_init__(self) -> None:
-        for name, what in (("size", "answers"), ("at_work", "clients")):
-            value = getattr(self, name)
-            if not (is_number(value) and (value >= 1 if is_whole(value) else 0 < value <= 1)):
-                raise ScenarioError(
-                    f"{name} is {value!r}; it must be a whole number of {what}, at least 1, or a fraction in "
-                    "(0, 1] of all clients"
-                )
-        if self.asks not in ("same", "fresh", "weighted"):
-            raise ScenarioError(f"asks is {self.asks!r}; it must be 'same', 'fresh' or 'weighted'")
-        if not isinstance(self.decay, Decay):
-            raise ScenarioError(
-                f"decay is {self.decay!r}; it must be NoDecay(), PolynomialDecay(…) or HingeDecay(…)"
-            )
-        if self.max_staleness is not None and not (is_whole(self.max_staleness) and self.max_staleness >= 0):
-            raise ScenarioError(
-                f"max_staleness is {self.max_staleness!r}; it must be a whole number of moves, at least 0, "
-                "or None"
-            )
-        if self.too_stale not in ("drop", "wait"):
-            raise ScenarioError(f"too_stale is {self.too_stale!r}; it must be 'drop' or 'wait'")
-        if not is_whole(self.attempts) or self.attempts < 1:
-            raise ScenarioError(f"attempts is {self.attempts!r}; it must be a whole number, at least 1")
+    attempts: PositiveInt = 100
 
     def check(self, network: Network, lockstep: bool) -> None:
         """Refuse a network without a server, clients it cannot talk with, and more places than clients."""
@@ -164,10 +139,4 @@ AnyServer: TypeAlias = Server | Buffered
 
 
 def _share(value: float, clients: int) -> int:
-    return int(value) if is_whole(value) else max(1, int(np.ceil(value * clients - 1e-9)))
-
-
-def _at_least_zero(decay: object, name: str) -> None:
-    value = getattr(decay, name)
-    if not (is_number(value) and 0 <= value < float("inf")):
-        raise ScenarioError(f"{name} of {type(decay).__name__} is {value!r}; it must be finite, at least 0")
+    return value if isinstance(value, int) else max(1, int(np.ceil(value * clients - 1e-9)))

@@ -14,20 +14,20 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.checks import Probability, Range, Words, fitting, shown
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.registry import register, registered
 
 FloatArray = npt.NDArray[np.float64]
 
 
-def _require(condition: bool, text: str) -> None:
-    if not condition:
-        raise ScenarioError(text)
+Time = Annotated[float, Range(0, 1e60)]  # however many of them are added up, that is a number
+PositiveTime = Annotated[float, Range(0, 1e60, above=True)]
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,8 @@ class _Text:
 class Constant(_Text):
     """Always the same."""
 
-    value: float
+    value: Time
     keyword: ClassVar[str] = "constant"
-
-    def __post_init__(self) -> None:
-        _require(
-            math.isfinite(self.value) and self.value >= 0,
-            f"a constant duration of {self.value} must be finite and at least 0",
-        )
 
     @property
     def mean(self) -> float:
@@ -70,14 +64,8 @@ class Constant(_Text):
 class Exponential(_Text):
     """Memoryless, with the given mean."""
 
-    mean: float
+    mean: PositiveTime
     keyword: ClassVar[str] = "exponential"
-
-    def __post_init__(self) -> None:
-        _require(
-            math.isfinite(self.mean) and self.mean > 0,
-            f"an exponential mean of {self.mean} must be finite and above 0",
-        )
 
     def quantile(self, u: FloatArray) -> FloatArray:
         return np.asarray(-self.mean * np.log1p(-u))
@@ -91,11 +79,8 @@ class Exponential(_Text):
 class Geometric(_Text):
     """Whole units of time, at least one, without memory: it ends with the given chance after each of them."""
 
-    chance: float
+    chance: Probability
     keyword: ClassVar[str] = "geometric"
-
-    def __post_init__(self) -> None:
-        _require(0 < self.chance <= 1, f"a geometric chance of {self.chance} must lie in (0, 1]")
 
     @property
     def mean(self) -> float:
@@ -115,16 +100,9 @@ class Geometric(_Text):
 class Weibull(_Text):
     """With a scale, and a shape: below 1 heavy-tailed, 1 exponential, above 1 more and more regular."""
 
-    scale: float
-    shape: float
+    scale: PositiveTime
+    shape: Annotated[float, Range(0.05, 1e6)]
     keyword: ClassVar[str] = "weibull"
-
-    def __post_init__(self) -> None:
-        _require(
-            0 < self.scale < math.inf and 0.05 <= self.shape < math.inf,
-            f"a Weibull with scale {self.scale} and shape {self.shape} needs a finite scale above 0 and a "
-            "finite shape of at least 0.05",
-        )
 
     @property
     def mean(self) -> float:
@@ -144,15 +122,15 @@ class Weibull(_Text):
 class Uniform(_Text):
     """Anything between two bounds."""
 
-    low: float
-    high: float
+    low: Time
+    high: Time
     keyword: ClassVar[str] = "uniform"
 
     def __post_init__(self) -> None:
-        _require(
-            0 <= self.low <= self.high < math.inf,
-            f"a uniform duration between {self.low} and {self.high} needs 0 ≤ low ≤ high < ∞",
-        )
+        if self.low > self.high:
+            raise ScenarioError(
+                f"a uniform duration between {self.low} and {self.high} needs low ≤ high; exchange the two"
+            )
 
     @property
     def mean(self) -> float:
@@ -170,16 +148,9 @@ class Uniform(_Text):
 class LogNormal(_Text):
     """Heavy-tailed: the given median, and the deviation of its logarithm."""
 
-    median: float
-    sigma: float
+    median: PositiveTime
+    sigma: Annotated[float, Range(0, 30)]
     keyword: ClassVar[str] = "lognormal"
-
-    def __post_init__(self) -> None:
-        _require(
-            0 < self.median < math.inf and 0 <= self.sigma <= 30,
-            f"a log-normal with median {self.median} and sigma {self.sigma} needs a finite median above 0 "
-            "and sigma in [0, 30]",
-        )
 
     @property
     def mean(self) -> float:
@@ -199,16 +170,14 @@ class LogNormal(_Text):
 class Table:
     """Compute times as given: row i belongs to client i and is read step by step, and again when it ends."""
 
-    rows: tuple[tuple[float, ...], ...]
+    rows: Annotated[
+        tuple[tuple[PositiveTime, ...], ...], Words("a row of times, finite and above 0, for each client")
+    ]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(tuple(float(v) for v in row) for row in self.rows))
-        _require(len(self.rows) > 0, "the compute-time table is empty; give one row per client")
-        for client, row in enumerate(self.rows):
-            _require(len(row) > 0, f"the compute-time table has no entry for client {client}")
-            _require(
-                all(0 < v < math.inf for v in row),
-                f"the compute times of client {client}, {row}, must be above 0",
+        if not self.rows or not all(self.rows):
+            raise ScenarioError(
+                "the compute-time table has no entry for some client; give each a row of times"
             )
 
     @property
@@ -216,25 +185,27 @@ class Table:
         return float(np.mean([v for row in self.rows for v in row]))
 
 
+_WRITTEN = (
+    "a number, at least 0, or one of exponential(mean), lognormal(median, sigma), weibull(scale, shape), "
+    "uniform(low, high), geometric(chance), constant(value)"
+)
 Distribution: TypeAlias = Constant | Exponential | Geometric | Weibull | Uniform | LogNormal
+Duration = Annotated[float | str | Distribution, Words(_WRITTEN)]
 _BY_KEYWORD: Mapping[str, type[Distribution]] = registered("duration")
 
 
 def as_distribution(value: float | str | Distribution) -> Distribution:
-    """A number is a constant; text such as `exponential(0.2)` is read."""
+    """A number is a constant; text such as `exponential(0.2)`, or that of a number, is read."""
     if isinstance(value, Distribution):
         return value
-    match = re.fullmatch(r"\s*([a-z]+)\s*\(([^()]*)\)\s*", str(value))
+    if not isinstance(value, str):
+        return Constant(float(fitting(value, Annotated[Time, Words(_WRITTEN)], "a duration")))
+    match = re.fullmatch(r"\s*([a-z]+)\s*\(([^()]*)\)\s*", value)
     if match is None:
         try:
-            number = float("no number" if isinstance(value, bool) else value)
-        except (TypeError, ValueError):
-            raise ScenarioError(
-                f"cannot read {value!r} as a duration; write a number or one of exponential(mean), "
-                "lognormal(median, sigma), weibull(scale, shape), uniform(low, high), geometric(chance), "
-                "constant(value)"
-            ) from None
-        return Constant(number)
+            return Constant(float(value))
+        except ValueError:
+            raise ScenarioError(f"cannot read {shown(value)} as a duration; write {_WRITTEN}") from None
     keyword, inside = match.groups()
     if keyword not in _BY_KEYWORD:
         raise UnknownNameError("distribution", keyword, _BY_KEYWORD)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.checks import checked, shown
 from asyncfed.errors import ScenarioError, TopologyError, UnsoundWarning
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
 from asyncfed.network.weights import SendersShares, Sends, Shares
@@ -45,6 +46,7 @@ class Knowledge:
     received: dict[int, float]  # sender → mean number of messages per own step
 
 
+@checked
 def exact_expectations(network: Network, shares: Shares, pace: FloatArray) -> Expectations:
     """Of a declared network, with the steps that each client makes per unit of time (`timing.pace`).
 
@@ -52,12 +54,17 @@ def exact_expectations(network: Network, shares: Shares, pace: FloatArray) -> Ex
     do not change them.
     """
     require_stationary(network)
+    if pace.shape != (network.n,) or pace.dtype.kind not in "fiu" or not (pace > 0).all():
+        raise ScenarioError(
+            f"pace is {shown(pace)}; it must be a number above 0 for each of the {network.n} clients"
+        )
     sent, kept = shares.expected()
     heard = network.probability * (1.0 - network.loss)
     return Expectations(sent, kept, heard * pace[network.senders] / pace[network.receivers])
 
 
 @recalled(given=("_network",))
+@checked
 class Tally:
     """Counts, for every client, what it can see itself: its own sends and steps, and what reaches it."""
 
@@ -140,6 +147,7 @@ class Tally:
         return np.where(since > 0, since, _mean(self._absorbed[edges], steps))
 
 
+@checked
 class DebiasedShares(SendersShares):
     """The weights of HGP, as seen from the edge j→i on which a message comes: p̄_ij/δ̄_{j→i}, and p̄_ii kept.
 
@@ -164,6 +172,7 @@ class DebiasedShares(SendersShares):
         return self._weights * self._network.probability, self._kept
 
 
+@checked
 class TransposedShares(SendersShares):
     """The weights of exact recurrent backpropagation (Terashita & Hara 2022, Alg. 3): i weighs a message of j
     by p_ij(δ_i), what it would itself send to j at that step.
@@ -192,6 +201,7 @@ class TransposedShares(SendersShares):
         return weights[self._reverse], kept
 
 
+@checked
 def require_links_back(network: Network) -> None:
     """Assumption 6 of HGP: if j can reach i, then i can reach j."""
     alone = np.flatnonzero(network.reverse < 0)
@@ -233,6 +243,7 @@ def warn_of_dependence(network: Network, what: str, *, always_there: bool = True
     )
 
 
+@checked
 def require_undirected(network: Network, what: str) -> None:
     """Every client must hear, at every step, from exactly those that it would send to."""
     if network.undirected and network.lossless:

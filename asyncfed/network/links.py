@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.checks import Capacity, fits, shown
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.attributes import check_attributes
-from asyncfed.network.distributions import Constant, Distribution, as_distribution
+from asyncfed.network.distributions import Constant, Distribution, PositiveTime, as_distribution
 from asyncfed.network.names import Names, in_order
 from asyncfed.network.over_time import LinksOverTime, compile_over_time, varies
 from asyncfed.rng import Streams, chances
@@ -290,9 +291,8 @@ def _of_nodes(
     values = np.empty(len(labels))
     for i, label in enumerate(labels):
         value = graph.nodes[label].get(name, default)
-        number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-        if not number or not value > 0 or (np.isfinite(default) and not np.isfinite(value)):
-            raise TopologyError(f"{name} of node {label} is {value!r}; {rule}")
+        if not fits(value, PositiveTime if np.isfinite(default) else Capacity):
+            raise TopologyError(f"{name} of node {label} is {shown(value)}; {rule}")
         values[i] = value
     return values
 
@@ -303,8 +303,8 @@ def _flag(
     value = marks.get("ordered", default)
     if not isinstance(value, (bool, np.bool_)):
         raise TopologyError(
-            f"ordered of edge {labels[sender]}→{labels[receiver]} is {value!r}; it must be True (messages "
-            "keep their order) or False (they may overtake one another)"
+            f"ordered of edge {labels[sender]}→{labels[receiver]} is {shown(value)}; it must be True "
+            "(messages keep their order) or False (they may overtake one another)"
         )
     return bool(value)
 
@@ -337,11 +337,7 @@ def _marks(
         if passed(value):
             values[e] = np.nan
             continue
-        if (
-            isinstance(value, (bool, str))
-            or not isinstance(value, (int, float, np.number))
-            or not allowed(value)
-        ):
-            raise TopologyError(f"{name} of edge {labels[i]}→{labels[j]} is {value}; {rule}")
+        if not fits(value, float) or not allowed(value):
+            raise TopologyError(f"{name} of edge {labels[i]}→{labels[j]} is {shown(value)}; {rule}")
         values[e] = value
     return values

@@ -16,16 +16,17 @@ As marks they may be written as text, `Bursts(20, 5)`, which is how files have t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 
+from asyncfed.checks import UnitFloat, Words
 from asyncfed.errors import ScenarioError, TopologyError
-from asyncfed.network.distributions import Distribution, Exponential, Geometric
+from asyncfed.network.distributions import Distribution, Exponential, Geometric, PositiveTime, Time
 from asyncfed.network.uptimes import (
     AlternatingTimes,
     FloatArray,
@@ -46,14 +47,10 @@ class LinkTimes:
     """A link is up only in these intervals [from, to); with a `period` they come again and again."""
 
     intervals: Intervals
-    period: float | None = None
+    period: PositiveTime | None = None
 
     def __post_init__(self) -> None:
-        period = None if self.period is None else _number(self.period, "the period of a schedule")
-        if period is not None and not 0 < period < math.inf:
-            raise ScenarioError(f"the period of a schedule is {period}; it must be above 0 and finite")
-        within = math.inf if period is None else period
-        object.__setattr__(self, "period", period)
+        within = math.inf if self.period is None else self.period
         object.__setattr__(self, "intervals", checked_intervals(self.intervals, "a schedule", within))
 
     def __str__(self) -> str:
@@ -71,22 +68,9 @@ class Bursts:
     bad with the `probability` given here.
     """
 
-    good: float
-    bad: float
-    probability: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("good", "bad"):
-            mean = _number(getattr(self, name), f"{name} of bursts")
-            if not 0 < mean < math.inf:
-                raise ScenarioError(
-                    f"the mean {name} time of bursts is {mean}; it must be above 0 and finite"
-                )
-            object.__setattr__(self, name, mean)
-        value = _number(self.probability, "the probability while bursts are bad")
-        if not 0 <= value <= 1:
-            raise ScenarioError(f"the probability while bursts are bad is {value}; it must lie in [0, 1]")
-        object.__setattr__(self, "probability", value)
+    good: PositiveTime
+    bad: PositiveTime
+    probability: UnitFloat = 0.0
 
     def __str__(self) -> str:
         return f"Bursts({self.good}, {self.bad}, {self.probability})"
@@ -117,38 +101,28 @@ class VaryingProbability:
     ("linear"); after the last one it stays as it is, or begins anew with every `period`.
     """
 
-    points: Intervals
-    period: float | None = None
+    points: Annotated[
+        Sequence[tuple[Time, UnitFloat]], Words("a list of points (time, probability), each in [0, 1]")
+    ]
+    period: PositiveTime | None = None
     between: Literal["constant", "linear"] = "constant"
 
     def __post_init__(self) -> None:
-        points = []
-        for one in self.points if hasattr(self.points, "__iter__") else ():
-            try:
-                time, value = (float(number) for number in one)
-            except (TypeError, ValueError):
-                raise ScenarioError(
-                    f"a point of a varying probability is {one!r}; it must be (time, probability)"
-                ) from None
-            if not 0 <= value <= 1:
-                raise ScenarioError(f"the probability at time {time:g} is {value}; it must lie in [0, 1]")
-            points.append((time, value))
-        times = [time for time, _ in points]
-        if not points or times[0] != 0 or any(a >= b for a, b in pairwise(times)):
+        times = [time for time, _ in self.points]
+        if not times or times[0] != 0 or any(a >= b for a, b in pairwise(times)):
             raise ScenarioError(
                 f"the points of a varying probability are at {times}; they must begin at 0 and rise"
             )
-        if not any(value for _, value in points):
+        if not any(value for _, value in self.points):
             raise ScenarioError(
                 "a varying probability is 0 at all times; leave out an edge that never exists"
             )
-        period = None if self.period is None else _number(self.period, "the period of a probability")
-        if period is not None and not times[-1] < period < math.inf:
-            raise ScenarioError(f"the period of a probability is {period}; it must end after its last point")
-        if self.between not in ("constant", "linear"):
-            raise ScenarioError(f"between is {self.between!r}; it must be 'constant' or 'linear'")
-        object.__setattr__(self, "points", tuple(points))
-        object.__setattr__(self, "period", period)
+        if self.period is not None and self.period <= times[-1]:
+            raise ScenarioError(
+                f"the period of a probability is {self.period}; it must end after its last point"
+            )
+        points = tuple((float(time), float(value)) for time, value in self.points)  # as their text has them
+        object.__setattr__(self, "points", points)
 
     def __str__(self) -> str:
         return f"VaryingProbability({_pairs_text(self.points)}, {self.period}, {self.between!r})"
@@ -284,15 +258,6 @@ def _naming(mark: str, where: str) -> Iterator[None]:
         yield
     except ScenarioError as error:
         raise TopologyError(f"{mark}{where and f' of {where}'}: {error}") from None
-
-
-def _number(value: Any, what: str) -> float:
-    if isinstance(value, (bool, str)):
-        raise ScenarioError(f"{what} is {value!r}; it must be a number")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ScenarioError(f"{what} is {value!r}; it must be a number") from None
 
 
 def _pairs_text(pairs: Intervals) -> str:

@@ -19,12 +19,13 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from asyncfed.checks import PathLike, Words
 from asyncfed.errors import ScenarioError
-from asyncfed.network.distributions import Distribution, as_distribution
+from asyncfed.network.distributions import Duration, PositiveTime, as_distribution
 from asyncfed.network.names import Names, plain_name
 from asyncfed.network.uptimes import AlternatingTimes, GivenTimes, Intervals, Uptimes, checked_intervals
 from asyncfed.reading import csv_lines
@@ -33,6 +34,13 @@ from asyncfed.rng import Streams
 
 Absence: TypeAlias = Literal["pause", "crash"]
 Leaving: TypeAlias = Literal["hand over", "lost"]
+Timetable = Annotated[
+    Mapping[int | str, Any],
+    Words(
+        "a table {client: [(from, to), …]}; GivenPresence.of(function, clients=20) makes one of a function, "
+        "which cannot be stored with a run"
+    ),
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,23 +69,13 @@ class GivenPresence:
     With a `period` the intervals lie within [0, period] and come again and again.
     """
 
-    intervals: Mapping[Any, Intervals]
-    period: float | None = None
+    intervals: Timetable
+    period: PositiveTime | None = None
     absence: Absence = "pause"
     leaving: Leaving = "hand over"
 
     def __post_init__(self) -> None:
-        _check_absence(self)
         given, period = self.intervals, self.period
-        if callable(given):
-            raise ScenarioError(
-                "presence is given as a function, which cannot be stored with a run; "
-                "GivenPresence.of(function, clients=20) makes a table of it: {client: [(from, to), …]}"
-            )
-        if not isinstance(given, Mapping):
-            raise ScenarioError(f"presence is {given!r}; it must be a table {{client: [(from, to), …]}}")
-        if period is not None and not (isinstance(period, (int, float)) and 0 < period < math.inf):
-            raise ScenarioError(f"the period of a presence is {period!r}; it must be above 0 and finite")
         within = math.inf if period is None else period
         table = {plain_name(c): checked_intervals(some, f"client {c}", within) for c, some in given.items()}
         object.__setattr__(self, "intervals", table)
@@ -101,24 +99,19 @@ class DrawnPresence:
     mean(there) / (mean(there) + mean(away)). Nobody leaves for good.
     """
 
-    there: float | str | Distribution
-    away: float | str | Distribution
-    clients: Sequence[Any] | None = None
+    there: Duration
+    away: Duration
+    clients: Annotated[Sequence[int | str] | None, Words("a list of those who come and go, or None")] = None
     absence: Absence = "pause"
     leaving: Leaving = "hand over"
 
     def __post_init__(self) -> None:
-        _check_absence(self)
         for name in ("there", "away"):
             law = as_distribution(getattr(self, name))
             if not 0 < law.mean < math.inf:
                 raise ScenarioError(f"the time {name}, {law}, must have a finite mean above 0")
             object.__setattr__(self, name, law)
         if self.clients is not None:
-            if isinstance(self.clients, str) or not hasattr(self.clients, "__iter__"):
-                raise ScenarioError(
-                    f"clients is {self.clients!r}; it must be a list of those who come and go, or None"
-                )
             object.__setattr__(self, "clients", tuple(map(plain_name, self.clients)))
 
     def attend(self, names: Names, streams: Streams) -> Attendance:
@@ -135,12 +128,11 @@ class DrawnPresence:
 class PresenceFile:
     """A file in CSV with the header `node,from,to`: a line for each interval, `to` empty if it has no end."""
 
-    path: str
+    path: PathLike
     absence: Absence = "pause"
     leaving: Leaving = "hand over"
 
     def __post_init__(self) -> None:
-        _check_absence(self)
         object.__setattr__(self, "path", os.fspath(self.path))
 
     def attend(self, names: Names, streams: Streams) -> Attendance:
@@ -178,13 +170,6 @@ def csv_interval(begin: str, end: str, where: str) -> tuple[float, float]:
     if not 0 <= numbers[0] < numbers[1]:
         raise ScenarioError(f"{where}: an interval from {begin} to {end or 'ever'} must have 0 ≤ from < to")
     return numbers[0], numbers[1]
-
-
-def _check_absence(presence: GivenPresence | DrawnPresence | PresenceFile) -> None:
-    for name, allowed in (("absence", ("pause", "crash")), ("leaving", ("hand over", "lost"))):
-        value = getattr(presence, name)
-        if value not in allowed:
-            raise ScenarioError(f"{name} is {value!r}; it must be {' or '.join(map(repr, allowed))}")
 
 
 def _attendance(presence: GivenPresence | DrawnPresence | PresenceFile, uptimes: Uptimes) -> Attendance:

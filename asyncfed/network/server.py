@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from asyncfed.checks import PositiveFloat, PositiveInt, Probability, Words
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, IntArray, Network
-from asyncfed.network.names import is_whole, plain_name
+from asyncfed.network.names import plain_name
 from asyncfed.registry import register
 from asyncfed.rng import Streams
+
+Participation = Annotated[
+    Probability | Sequence[int | str] | Sequence[Sequence[int | str]],
+    Words("a fraction in (0, 1], a list of clients, or a list of such lists"),
+]
+Quorum = Annotated[
+    PositiveInt | Probability | None,
+    Words("a whole number of answers, at least 1, or a fraction in (0, 1] of those asked, or None for all"),
+]
 
 
 @register("option")
@@ -43,32 +53,22 @@ class Server:
         older one, "all" works off one after the other.
     """
 
-    participation: float | Sequence[int | str] | Sequence[Sequence[int | str]] = 1.0
+    participation: Participation = 1.0
     weighted: bool = False
-    quorum: int | float | None = None
-    deadline: float | None = None
+    quorum: Quorum = None
+    deadline: PositiveFloat | None = None
     late: Literal["drop", "next"] = "drop"
-    attempts: int = 100
+    attempts: PositiveInt = 100
     requests: Literal["newest", "all"] = "newest"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "participation", _participation(self.participation))
-        quorum = self.quorum
-        if quorum is not None and not (
-            quorum >= 1 if is_whole(quorum) else is_number(quorum) and 0 < quorum <= 1
-        ):
-            raise ScenarioError(
-                f"quorum is {quorum!r}; it must be a whole number of answers, at least 1, or a fraction in "
-                "(0, 1] of those asked"
-            )
-        if self.deadline is not None and not (is_number(self.deadline) and 0 < self.deadline < float("inf")):
-            raise ScenarioError(f"deadline is {self.deadline!r}; it must be finite and above 0, or None")
-        if self.late not in ("drop", "next"):
-            raise ScenarioError(f"late is {self.late!r}; it must be 'drop' or 'next'")
-        if self.requests not in ("newest", "all"):
-            raise ScenarioError(f"requests is {self.requests!r}; it must be 'newest' or 'all'")
-        if not is_whole(self.attempts) or self.attempts < 1:
-            raise ScenarioError(f"attempts is {self.attempts!r}; it must be a whole number, at least 1")
+        if isinstance(self.participation, tuple):
+            object.__setattr__(self, "participation", _plain_names(self.participation))
+        for some in self._sets():
+            if not some:
+                raise ScenarioError("participation names no clients; give at least one in every set")
+            if len(set(some)) < len(some):
+                raise ScenarioError(f"participation {list(some)} names a client twice; name each once")
 
     def check(self, network: Network, lockstep: bool) -> None:
         """Refuse a network without a server, clients it cannot talk with, and what can never be met."""
@@ -121,8 +121,8 @@ class Server:
 
     def _needed(self, asked: int) -> int:
         assert self.quorum is not None
-        if isinstance(self.quorum, (int, np.integer)):
-            return int(self.quorum)
+        if isinstance(self.quorum, int):
+            return self.quorum
         return max(1, int(np.ceil(self.quorum * asked - 1e-9)))
 
     def _count(self, clients: int) -> int:
@@ -133,36 +133,12 @@ class Server:
         given: Any = self.participation
         if not isinstance(given, tuple):
             return ()
-        return given if isinstance(given[0], tuple) else (given,)
+        return given if given and isinstance(given[0], tuple) else (given,)
 
 
-def is_number(value: object) -> bool:
-    """No truth value, and no text."""
-    return is_whole(value) or isinstance(value, (float, np.floating))
-
-
-def _participation(given: Any) -> Any:
-    """A fraction as it is, sets of clients as tuples."""
-    if is_number(given) and 0 < given <= 1:
-        return given
-    several = isinstance(given, (list, tuple)) and any(isinstance(some, (list, tuple)) for some in given)
-    sets = given if several else [given]
-    if not all(isinstance(some, (list, tuple)) and all(map(_names_one, some)) for some in sets):
-        raise ScenarioError(
-            f"participation is {given!r}; it must be a fraction in (0, 1], a list of clients, or a list of "
-            "such lists"
-        )
-    tuples = tuple(tuple(map(plain_name, some)) for some in sets)
-    if not all(tuples):
-        raise ScenarioError("participation names no clients; give at least one in every set")
-    for some in tuples:
-        if len(set(some)) < len(some):
-            raise ScenarioError(f"participation {list(some)} names a client twice; name each once")
-    return tuples if several else tuples[0]
-
-
-def _names_one(client: object) -> bool:
-    return is_whole(client) or isinstance(client, str)
+def _plain_names(some: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Clients as a scenario keeps them, in sets or not."""
+    return tuple(_plain_names(one) if isinstance(one, tuple) else plain_name(one) for one in some)
 
 
 def _clients(network: Network) -> int:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from asyncfed.checks import Capacity, LossProbability, Words
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer, Buffered
-from asyncfed.network.distributions import Constant, Distribution, Table, as_distribution
+from asyncfed.network.distributions import (
+    Constant,
+    Distribution,
+    Duration,
+    PositiveTime,
+    Table,
+    as_distribution,
+)
 from asyncfed.network.expectations import Tally
 from asyncfed.network.links import FloatArray, Network, compile_network
 from asyncfed.network.names import plain_name
@@ -31,6 +39,16 @@ if TYPE_CHECKING:
     import networkx as nx
 
 
+AnyPresence = Annotated[
+    Presence | None,
+    Words("GivenPresence(…), DrawnPresence(…), PresenceFile(…), or None where everybody is always there"),
+]
+RunningSums = Annotated[bool | None, Words("True, False, or None for methods whose sums need them")]
+Factors = Annotated[
+    Mapping[int | str, PositiveTime] | Sequence[PositiveTime],
+    Words("a mapping from client to factor, finite and above 0, or one such factor for each client"),
+]
+
 # Of each run, by its randomness, the presence of so many clients: all its parts look at the same.
 _OPENED: WeakKeyDictionary[Streams, dict[int, Attendance]] = WeakKeyDictionary()
 
@@ -45,14 +63,10 @@ class Lockstep:
     is looked at at whole steps. `running_sums` are those of `VirtualTime`.
     """
 
-    loss: float = 0.0
-    presence: Presence | None = None
-    running_sums: bool | None = None
+    loss: LossProbability = 0.0
+    presence: AnyPresence = None
+    running_sums: RunningSums = None
     barrier: ClassVar[bool] = True  # a round is everybody's
-
-    def __post_init__(self) -> None:
-        _check_presence(self.presence)
-        _check_running_sums(self.running_sums)
 
     def network(self, graph: nx.Graph) -> Network:
         return compile_network(graph, loss=self.loss, whole_steps=True)
@@ -136,25 +150,19 @@ class VirtualTime:
         judged at the ends of parts only.
     """
 
-    compute: float | str | Distribution | Table = 1.0
-    factors: Mapping[int | str, float] | Sequence[float] = field(default_factory=dict)
-    latency: float | str | Distribution = 0.0
-    bandwidth: float = float("inf")
-    loss: float = 0.0
-    horizon: float | None = None
+    compute: Duration | Table = 1.0
+    factors: Factors = field(default_factory=dict)
+    latency: Duration = 0.0
+    bandwidth: Capacity = float("inf")
+    loss: LossProbability = 0.0
+    horizon: PositiveTime | None = None
     ordered: bool = True
     per: Literal["step", "sample"] = "step"
-    presence: Presence | None = None
-    running_sums: bool | None = None
+    presence: AnyPresence = None
+    running_sums: RunningSums = None
     barrier: bool = True
 
     def __post_init__(self) -> None:
-        _check_presence(self.presence)
-        _check_running_sums(self.running_sums)
-        if not isinstance(self.barrier, bool):
-            raise ScenarioError(f"barrier is {self.barrier!r}; it must be True or False")
-        if self.per not in ("step", "sample"):
-            raise ScenarioError(f"per is {self.per!r}; it must be 'step' or 'sample'")
         compute = self.compute if isinstance(self.compute, Table) else as_distribution(self.compute)
         if compute.mean <= 0:
             raise ScenarioError(
@@ -162,33 +170,9 @@ class VirtualTime:
             )
         object.__setattr__(self, "compute", compute)
         object.__setattr__(self, "latency", as_distribution(self.latency))
-        factors: dict[int | str, float] | tuple[float, ...]
         if isinstance(self.factors, Mapping):
-            factors = {
-                _client(client): _number(factor, f"factors[{client!r}]")
-                for client, factor in self.factors.items()
-            }
-        else:
-            factors = tuple(_number(factor, "a compute-time factor") for factor in self.factors)
-        for client, factor in _pairs(factors):
-            if not 0 < factor < float("inf"):
-                raise ScenarioError(
-                    f"the compute-time factor of client {client} is {factor}; it must be above 0"
-                )
-        object.__setattr__(self, "factors", factors)
-        object.__setattr__(self, "bandwidth", _number(self.bandwidth, "bandwidth"))
-        if not self.bandwidth > 0:
-            raise ScenarioError(f"a bandwidth of {self.bandwidth} bytes per unit of time must be above 0")
-        for name in ("loss", "horizon"):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, (int, float, np.number)):
-                raise ScenarioError(f"{name} is {value!r}; it must be a number")
-        if not 0 <= self.loss < 1:
-            raise ScenarioError(f"a loss probability of {self.loss} must lie in [0, 1)")
-        if self.horizon is not None and not 0 < self.horizon < float("inf"):
-            raise ScenarioError(
-                f"a horizon of {self.horizon} must be above 0 and finite; None is for no horizon"
-            )
+            named = {plain_name(client): factor for client, factor in self.factors.items()}
+            object.__setattr__(self, "factors", named)
 
     def network(self, graph: nx.Graph) -> Network:
         network = compile_network(
@@ -290,14 +274,6 @@ def _serving(
     return AskedSchedule(wire, streams, server, compute=compute, factors=factors, attendance=attendance)
 
 
-def _check_presence(presence: object) -> None:
-    if presence is not None and (isinstance(presence, type) or not isinstance(presence, Presence)):
-        raise ScenarioError(
-            f"presence is {presence!r}; it must be GivenPresence(…), DrawnPresence(…), PresenceFile(…), or "
-            "None where everybody is always there"
-        )
-
-
 def _attendance(
     presence: Presence | None, network: Network, clients: int, streams: Streams
 ) -> Attendance | None:
@@ -307,33 +283,6 @@ def _attendance(
     if clients not in opened:
         opened[clients] = presence.attend(network.names.first(clients), streams)
     return opened[clients]
-
-
-def _check_running_sums(value: object) -> None:
-    if value is not None and not isinstance(value, bool):
-        raise ScenarioError(
-            f"running_sums is {value!r}; it must be True, False, or None for methods whose sums need them"
-        )
-
-
-def _client(given: Any) -> int | str:
-    """A client in factors, also as files write a whole number: "3", or 3.0."""
-    client = int(given) if isinstance(given, (float, np.floating)) and given % 1 == 0 else plain_name(given)
-    if isinstance(client, bool) or not isinstance(client, (int, str)):
-        raise ScenarioError(f"a client in factors is {given!r}; it must be a name or a number")
-    return client
-
-
-def _pairs(factors: Mapping[int | str, float] | Sequence[float]) -> list[tuple[int | str, float]]:
-    return list(factors.items()) if isinstance(factors, Mapping) else list(enumerate(factors))
-
-
-def _number(value: Any, what: str) -> float:
-    """A number, also as files write it: "inf", or the "0" of a mapping."""
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ScenarioError(f"{what} is {value!r}; it must be a number") from None
 
 
 ServerSchedule: TypeAlias = AskedSchedule | BufferedSchedule

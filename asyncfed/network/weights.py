@@ -12,11 +12,12 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Annotated, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from asyncfed.checks import NonNegativeFloat, Words
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.links import BoolArray, FloatArray, IntArray, Network
 from asyncfed.registry import register
@@ -24,6 +25,7 @@ from asyncfed.registry import register
 _TOLERANCE = 1e-9
 
 
+@runtime_checkable
 class Shares(Protocol):
     """Weights bound to a network.
 
@@ -83,6 +85,15 @@ class SendersShares:
         raise AssertionError("these weights are the sender's")
 
 
+@runtime_checkable
+class Weights(Protocol):
+    """A rule, as a value that a scenario names."""
+
+    def prepare(self, network: Network) -> Shares:
+        """Bound to a network; refuses one on which it has no meaning."""
+        ...
+
+
 @register("weights")
 @dataclass(frozen=True)
 class Uniform:
@@ -120,10 +131,9 @@ class FastestMixing:
 class Given:
     """A matrix W with W[i, j] = p_ij, the share that i sends to j; rows sum to one."""
 
-    matrix: tuple[tuple[float, ...], ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "matrix", tuple(tuple(float(v) for v in row) for row in self.matrix))
+    matrix: Annotated[
+        tuple[tuple[NonNegativeFloat, ...], ...], Words("a matrix of weights, finite and at least 0")
+    ]
 
     def prepare(self, network: Network) -> Shares:
         n, names = network.n, network.names
@@ -133,12 +143,9 @@ class Given:
                 f"the weight matrix has {len(self.matrix)} rows of length {lengths}; "
                 f"{n} clients need {n} rows of {n}"
             )
-        W = np.array(self.matrix)
-        if (W < 0).any():
-            i, j = (int(v) for v in np.argwhere(W < 0)[0])
-            raise ScenarioError(f"weight {names[i]}→{names[j]} is {W[i, j]}; weights must not be negative")
+        W = np.array(self.matrix, dtype=np.float64)
         sums = W.sum(axis=1)
-        if not np.abs(sums - 1).max() <= _TOLERANCE:  # a NaN is refused too
+        if np.abs(sums - 1).max() > _TOLERANCE:
             i = int(np.abs(sums - 1).argmax())
             raise ScenarioError(
                 f"the weights that client {names[i]} gives away and keeps sum to {sums[i]:.12g}; they must "
@@ -153,9 +160,6 @@ class Given:
                 "or add the link"
             )
         return _FixedShares(network, W[network.senders, network.receivers])
-
-
-Weights: TypeAlias = Uniform | Metropolis | FastestMixing | Given
 
 
 class PullShares:

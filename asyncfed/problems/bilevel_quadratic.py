@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeFloat, PositiveInt, checked
 from asyncfed.data import ClientData, ClientShards
-from asyncfed.errors import DataError, ScenarioError
+from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
-from asyncfed.problems.quadratic import require_matrices
+from asyncfed.problems.quadratic import Curvature, bounds, require_matrices
 from asyncfed.rng import Streams
 
 _PULL = 0.1  # ρ
@@ -33,13 +34,13 @@ _BEND = 0.1
 
 @problem_factory
 def bilevel_quadratic(
-    clients: int = 5,
-    dimension: int = 3,
-    outer_dimension: int = 2,
+    clients: PositiveInt = 5,
+    dimension: PositiveInt = 3,
+    outer_dimension: PositiveInt = 2,
     seed: int = 0,
-    curvature: Sequence[float] = (0.5, 2.0),
-    noise: float = 0.0,
-    samples: int = 16,
+    curvature: Curvature = (0.5, 2.0),
+    noise: NonNegativeFloat = 0.0,
+    samples: PositiveInt = 16,
     curved: bool = False,
 ) -> Problem:
     """Random bilevel quadratics; λ begins at 0.
@@ -56,24 +57,9 @@ def bilevel_quadratic(
     curved
         Let second derivatives depend on x and λ.
     """
-    low, high = curvature
-    if not 0 < low <= high < float("inf"):
-        raise DataError(
-            f"curvature is ({low}, {high}); it must be two positive numbers, the smaller one first"
-        )
-    counts = {
-        "clients": clients,
-        "dimension": dimension,
-        "outer_dimension": outer_dimension,
-        "samples": samples,
-    }
-    for name, value in counts.items():
-        if value < 1:
-            raise DataError(f"{name} is {value}; it must be at least 1")
-    if not 0 <= noise < float("inf"):
-        raise DataError(f"noise is {noise}; it must be at least 0")
+    low, high = bounds(curvature)
     each = samples if noise else 1
-    require_matrices(clients, max(dimension, outer_dimension), 4 + 2 * each)
+    require_matrices(clients * (4 + 2 * each), dimension, max(dimension, outer_dimension))
     generator = Streams(seed).generator("bilevel_quadratic")
     normal = generator.standard_normal
     eigenvalues = np.exp(generator.uniform(np.log(low), np.log(high), (clients, dimension)))
@@ -126,6 +112,7 @@ def outer_sample_loss(x: Tensor, lam: Tensor, batch: Batch) -> Tensor:
     return 0.5 * (x - t).square().sum(-1) + 0.5 * _PULL * (lam - s).square().sum(-1)
 
 
+@checked
 def consensus_limit(problem: Problem, lam: Tensor) -> tuple[Tensor, Tensor]:
     """What SGP on any network tends to as its learning rate goes to 0, at `lam` (n, d_outer): the common x
     (d,) and the hypergradient of (1/n) Σ F_i (n, d_outer). For a `bilevel_quadratic` that is not curved.
@@ -141,6 +128,7 @@ def consensus_limit(problem: Problem, lam: Tensor) -> tuple[Tensor, Tensor]:
     return x, _PULL * (lam - s) / n - torch.einsum("nij,i->nj", R, q)
 
 
+@checked
 def shared_hypergradient(
     problem: Problem, lam: Tensor, weights: Sequence[float] | Tensor | None = None
 ) -> Tensor:
@@ -153,11 +141,14 @@ def shared_hypergradient(
         h(λ) = ρ (λ − s̄) − R̄ᵀ Ā⁻¹ (x*(λ) − t̄)
     """
     A, Ab, R, t, s = _weighted_means(problem, weights)
+    if lam.shape != s.shape:
+        raise ScenarioError(f"lam has the shape {tuple(lam.shape)}; it must be {tuple(s.shape)}")
     x = torch.linalg.solve(A, Ab - R @ lam)
     q: Tensor = torch.linalg.solve(A, x - t)
     return _PULL * (lam - s) - R.T @ q
 
 
+@checked
 def shared_solution(
     problem: Problem, weights: Sequence[float] | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -172,6 +163,7 @@ def shared_solution(
     return lam, x_0 + J @ lam
 
 
+@checked
 def local_hypergradient_solution(problem: Problem) -> tuple[Tensor, Tensor]:
     """Where a method ends that takes everybody's own Hessian for the common one: λ and x*(λ) at which
 

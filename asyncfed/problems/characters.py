@@ -6,11 +6,11 @@ experiment (Appendix G) is hidden=256, length=200 and 20 clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.data import load_shakespeare
+from asyncfed.data.split import Fractions
 from asyncfed.models import char_lstm
-from asyncfed.problems.personalized import personalized
+from asyncfed.problems.personalized import Components, OuterL2, personalized
 from asyncfed.problems.problem import Problem, problem_factory
 
 # Wider networks gain nothing from running clients together, and would need all their memory at once: for 8
@@ -20,19 +20,19 @@ _WIDEST_TOGETHER = 64
 
 @problem_factory
 def personalized_characters(
-    clients: int = 20,
-    hidden: int = 32,
-    layers: int = 2,
-    length: int = 32,
+    clients: PositiveInt = 20,
+    hidden: PositiveInt = 32,
+    layers: PositiveInt = 2,
+    length: PositiveInt = 32,
     personalize: str = "mtl+da",
-    components: int = 3,
+    components: Components = 3,
     seed: int = 0,
-    embedding: int = 8,
-    l2: float = 0.0,
-    outer_l2: float | Mapping[str, float] = 0.0,
-    stride: int = 4,
-    min_characters: int = 2000,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
+    embedding: PositiveInt = 8,
+    l2: NonNegativeFloat = 0.0,
+    outer_l2: OuterL2 = 0.0,
+    stride: PositiveInt = 4,
+    min_characters: NonNegativeInt = 2000,
+    fractions: Fractions = (0.6, 0.2, 0.2),
 ) -> Problem:
     """`char_lstm` on `load_shakespeare`; `personalize` and what follows it as in
     `personalized_classification`.

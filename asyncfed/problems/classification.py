@@ -9,15 +9,17 @@ CPU).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
-from asyncfed.data import Partition, load_dataset, parse_partition, partition_data
-from asyncfed.models import build_model, has_convolutions, initial_parameters
+from asyncfed.checks import NonNegativeFloat, PositiveInt
+from asyncfed.data import load_dataset, parse_partition, partition_data
+from asyncfed.data.split import AnyPartition, Fractions
+from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
 
@@ -25,13 +27,13 @@ from asyncfed.problems.problem import Batch, Problem, problem_factory
 @problem_factory
 def classification(
     dataset: str = "digits",
-    clients: int = 20,
-    model: str = "logistic",
-    partition: Partition | str = "dirichlet:0.4",
+    clients: PositiveInt = 20,
+    model: ModelName = "logistic",
+    partition: AnyPartition = "dirichlet:0.4",
     seed: int = 0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    limit: int | None = None,
-    l2: float = 0.0,
+    fractions: Fractions = (0.6, 0.2, 0.2),
+    limit: PositiveInt | None = None,
+    l2: NonNegativeFloat = 0.0,
     part: str | None = None,
     download: bool = False,
 ) -> Problem:

@@ -15,29 +15,28 @@ A client's data is its own (M, c, W, t), one sample; all three splits are the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeFloat, PositiveInt, checked
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import DataError, ScenarioError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
-from asyncfed.problems.quadratic import require_matrices
+from asyncfed.problems.quadratic import Curvature, bounds, require_matrices
 from asyncfed.rng import Streams
 
 
 @problem_factory
 def compositional(
-    clients: int = 10,
-    dimension: int = 5,
-    outer_dimension: int = 3,
+    clients: PositiveInt = 10,
+    dimension: PositiveInt = 5,
+    outer_dimension: PositiveInt = 3,
     seed: int = 0,
-    heterogeneity: float = 1.0,
-    curvature: Sequence[float] = (0.5, 2.0),
-    bend: float = 0.0,
+    heterogeneity: NonNegativeFloat = 1.0,
+    curvature: Curvature = (0.5, 2.0),
+    bend: NonNegativeFloat = 0.0,
 ) -> Problem:
     """Random compositions; x and y begin at standard normal values.
 
@@ -52,20 +51,12 @@ def compositional(
     bend
         How far the r_i are from affine.
     """
-    low, high = curvature
-    if not 0 < low <= high < float("inf"):
-        raise DataError(
-            f"curvature is ({low}, {high}); it must be two positive numbers, the smaller one first"
-        )
-    if clients < 1:
-        raise DataError(f"clients is {clients}; it must be at least 1")
-    if not 1 <= outer_dimension <= dimension:
+    low, high = bounds(curvature)
+    if outer_dimension > dimension:
         raise DataError(
             f"outer_dimension is {outer_dimension}; it must lie in 1..{dimension}, the dimension of y"
         )
-    if not (0 <= heterogeneity < float("inf") and 0 <= bend < float("inf")):
-        raise DataError(f"heterogeneity is {heterogeneity} and bend {bend}; neither may be negative")
-    require_matrices(clients, dimension, 6)
+    require_matrices(6 * clients, dimension, dimension)
     generator = Streams(seed).generator("compositional")
     normal = generator.standard_normal
 
@@ -106,6 +97,7 @@ def outer_sample_loss(y: Tensor, x: Tensor, batch: Batch) -> Tensor:
     return 0.5 * torch.einsum("bi,bij,bj->b", away, W, away)
 
 
+@checked
 def compositional_solution(problem: Problem) -> tuple[Tensor, Tensor]:
     """The minimiser x* of a `compositional` without bend, and y*(x*)."""
     if problem.recipe is None or problem.recipe.factory != "compositional":

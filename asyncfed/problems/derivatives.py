@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, grad_and_value, vjp, vmap
 
+from asyncfed.checks import checked
 from asyncfed.data import ClientShards
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
@@ -51,6 +52,7 @@ _BYTES_PER_INPUT_BYTE = 32
 _WHOLE_SAMPLES = 2048  # at a time, in derivatives over all data: their activations stay alive
 
 
+@checked
 class Derivatives:
     """The derivatives of one problem; holds its vmapped kernels and no state."""
 

@@ -12,14 +12,21 @@ and 2,010 inner numbers, 100 clients with 300 + 300 samples. AggITD's LeNet has 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from asyncfed.data import Partition, load_with_test
+from asyncfed.checks import NonNegativeFloat, PositiveInt
+from asyncfed.data import load_with_test
+from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.errors import ScenarioError
-from asyncfed.models import build_model, has_convolutions, initial_parameters, outputs, split_layers
+from asyncfed.models import (
+    ModelName,
+    build_model,
+    has_convolutions,
+    initial_parameters,
+    outputs,
+    split_layers,
+)
 from asyncfed.problems.classification import cross_entropies, half_square, loss_and_accuracy
 from asyncfed.problems.held_out import deal
 from asyncfed.problems.layout import Params
@@ -29,14 +36,14 @@ from asyncfed.problems.problem import Batch, Problem, Stages, problem_factory
 @problem_factory
 def hyper_representation(
     dataset: str = "mnist",
-    clients: int = 100,
-    model: str = "mlp:200",
-    partition: Partition | str = "iid",
+    clients: PositiveInt = 100,
+    model: ModelName = "mlp:200",
+    partition: AnyPartition = "iid",
     seed: int = 0,
-    fractions: Sequence[float] | None = None,
-    inner_layers: int = 1,
-    l2: float = 0.0,
-    limit: int | None = None,
+    fractions: Fractions | None = None,
+    inner_layers: PositiveInt = 1,
+    l2: NonNegativeFloat = 0.0,
+    limit: PositiveInt | None = None,
     separate_test: bool | None = None,
     download: bool = False,
 ) -> Problem:
@@ -56,8 +63,6 @@ def hyper_representation(
     limit
         Use that many of the clients' samples; the separate test set stays whole.
     """
-    if not 0 <= l2 < float("inf"):
-        raise ScenarioError(f"l2 is {l2}; it must be at least 0 and finite")
     samples, test = load_with_test(
         dataset, download=download, separate_test=separate_test, limit=limit, seed=seed
     )

@@ -15,15 +15,18 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeInt, checked
+
 Params = dict[str, Tensor] | Tensor
 
 
+@checked
 @dataclass(frozen=True)
 class Layout:
     """Names and shapes of parameters in order; `names` is None for a single bare tensor."""
 
     names: tuple[str, ...] | None
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: tuple[tuple[NonNegativeInt, ...], ...]
 
     @classmethod
     def of(cls, params: Params) -> Layout:

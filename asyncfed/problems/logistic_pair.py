@@ -12,12 +12,14 @@ so f_i is strongly convex, and λ_i (label weights, as in PDBO-DA) acts on F_i t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
+from asyncfed.checks import PositiveFloat, PositiveInt, Words
 from asyncfed.data import client_data_from_lists, load_dataset
-from asyncfed.errors import DataError, ScenarioError, UnknownNameError
+from asyncfed.errors import DataError
 from asyncfed.problems.personalized import personalized
 from asyncfed.problems.problem import Problem, problem_factory
 from asyncfed.rng import Streams
@@ -27,14 +29,16 @@ _PERSONAL = {"labels": "da", "none": "none"}
 
 @problem_factory
 def logistic_pair(
-    clients: int = 3,
-    samples: int = 100,
-    digits: Sequence[int] | None = None,
+    clients: PositiveInt = 3,
+    samples: PositiveInt = 100,
+    digits: Annotated[
+        Sequence[int] | None, Words("two different labels, or None for two that are drawn")
+    ] = None,
     seed: int = 0,
-    personal: str = "labels",
+    personal: Literal["labels", "none"] = "labels",
     dataset: str = "mnist",
     standardize: bool = True,
-    l2: float = 0.01,
+    l2: PositiveFloat = 0.01,
     part: str | None = None,
     download: bool = False,
 ) -> Problem:
@@ -54,12 +58,6 @@ def logistic_pair(
         1e-12 of the minimiser. Without, the feature is the mean of the pixels as `load_dataset` scales them,
         which varies so little that one curvature is 0.014, mostly l2, and the same steps end at 1e-3.
     """
-    if personal not in _PERSONAL:
-        raise UnknownNameError("personal", personal, _PERSONAL)
-    if min(clients, samples) < 1:
-        raise DataError(f"clients is {clients} and samples {samples}; both must be at least 1")
-    if not 0 < l2 < float("inf"):
-        raise ScenarioError(f"l2 is {l2}; it must be positive, so that the inner problem is strongly convex")
     images = load_dataset(dataset, part=part, download=download)
     generator = Streams(seed).generator("logistic pair")
     drawn = generator.choice(images.classes, size=2, replace=False)

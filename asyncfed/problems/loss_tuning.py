@@ -19,34 +19,33 @@ of "balanced_accuracy" over all test samples is the mean over classes of each on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from asyncfed.data import ClientData, Partition, load_with_test, long_tail
-from asyncfed.errors import ScenarioError, UnknownNameError
-from asyncfed.models import build_model, has_convolutions, initial_parameters, outputs
+from asyncfed.checks import NonNegativeFloat, PositiveInt, Probability
+from asyncfed.data import ClientData, load_with_test, long_tail
+from asyncfed.data.split import AnyPartition, Fractions
+from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters, outputs
 from asyncfed.problems.classification import cross_entropies, half_square, loss_and_accuracy
 from asyncfed.problems.held_out import balanced, deal
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
 
-_TRAIN_WEIGHTS = ("equal", "balanced")
-
 
 @problem_factory
 def loss_tuning(
     dataset: str = "mnist",
-    clients: int = 100,
-    model: str = "mlp:200,100",
-    partition: Partition | str = "iid",
+    clients: PositiveInt = 100,
+    model: ModelName = "mlp:200,100",
+    partition: AnyPartition = "iid",
     seed: int = 0,
-    fractions: Sequence[float] | None = None,
-    largest: int = 6000,
-    ratio: float = 0.01,
-    train_weights: str = "equal",
-    l2: float = 0.0,
+    fractions: Fractions | None = None,
+    largest: PositiveInt = 6000,
+    ratio: Probability = 0.01,
+    train_weights: Literal["equal", "balanced"] = "equal",
+    l2: NonNegativeFloat = 0.0,
     separate_test: bool | None = None,
     download: bool = False,
 ) -> Problem:
@@ -61,10 +60,6 @@ def loss_tuning(
     train_weights
         ω: "equal" for 1, "balanced" for 1/(C · frequency) among everybody's training samples.
     """
-    if train_weights not in _TRAIN_WEIGHTS:
-        raise UnknownNameError("train_weights", train_weights, _TRAIN_WEIGHTS)
-    if not 0 <= l2 < float("inf"):
-        raise ScenarioError(f"l2 is {l2}; it must be at least 0 and finite")
     whole, test = load_with_test(dataset, download=download, separate_test=separate_test)
     samples = long_tail(whole, largest, ratio, seed)
     classes = samples.classes

@@ -21,16 +21,16 @@ A client's data is its own (t_i, b_i, c_i), one sample; all three splits are the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeFloat, PositiveFloat, PositiveInt, checked
 from asyncfed.data import ClientData, ClientShards
-from asyncfed.errors import DataError, ScenarioError
+from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
+from asyncfed.problems.quadratic import Curvature, bounds
 from asyncfed.rng import Streams
 from asyncfed.room import require_room
 
@@ -39,13 +39,13 @@ _STEEPEST = 0.1  # t_i is below
 
 @problem_factory
 def minimax_saddle(
-    clients: int = 100,
-    dimension: int = 10,
-    spread: float = 1.0,
-    regularization: float = 10.0,
+    clients: PositiveInt = 100,
+    dimension: PositiveInt = 10,
+    spread: NonNegativeFloat = 1.0,
+    regularization: PositiveFloat = 10.0,
     seed: int = 0,
     centred: bool = True,
-    curvature: Sequence[float] = (1.0, 1.0),
+    curvature: Curvature = (1.0, 1.0),
 ) -> Problem:
     """The problem above; the metric "distance" is that of (x, y) from the saddle.
 
@@ -54,26 +54,13 @@ def minimax_saddle(
     spread
         s, the deviation of the b_i: how different clients are.
     regularization
-        λ.
+        λ, above 0, so that f is strongly convex in x.
     centred
         Subtract the mean from the b_i, as the paper does.
     curvature
         Smallest and largest that a c_i may be (drawn uniformly between); the paper's are all 1.
     """
-    for name, count in (("clients", clients), ("dimension", dimension)):
-        if count < 1:
-            raise DataError(f"{name} is {count}; it must be at least 1")
-    if not 0 <= spread < float("inf"):
-        raise DataError(f"spread is {spread}; it must be at least 0 and finite")
-    if not 0 < regularization < float("inf"):
-        raise DataError(
-            f"regularization is {regularization}; it must be positive, so that f is strongly convex in x"
-        )
-    low, high = curvature
-    if not 0 < low <= high < float("inf"):
-        raise DataError(
-            f"curvature is ({low}, {high}); it must be two positive numbers, the smaller one first"
-        )
+    low, high = bounds(curvature)
     require_room(
         40.0 * clients * dimension,
         f"a problem of {clients:,} clients in {dimension:,} dimensions",
@@ -112,6 +99,7 @@ def minimax_saddle(
     )
 
 
+@checked
 def saddle_point(problem: Problem) -> tuple[Tensor, Tensor]:
     """The saddle (x*, y*) of a `minimax_saddle`."""
     if problem.recipe is None or problem.recipe.factory != "minimax_saddle":

@@ -18,12 +18,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from asyncfed.checks import Words, checked, shown
 from asyncfed.data import ClientData
 from asyncfed.errors import OneByOneWarning, ScenarioError
 from asyncfed.models import borrowed_random_state, has_convolutions
@@ -42,9 +43,13 @@ _LOSSES: dict[str, PerSample] = {
 }
 
 
+@checked
 def from_module(
-    module: nn.Module | Callable[[], nn.Module],
-    data: ClientData,
+    module: nn.Module | type[nn.Module] | Callable[[], nn.Module],
+    data: Annotated[
+        ClientData,
+        Words("ClientData: asyncfed.data.client_data makes it of arrays, lists, datasets and tables"),
+    ],
     loss: str | nn.Module | Callable[[Any, Tensor], Tensor] = "cross_entropy",
     *,
     outer: Chosen = None,
@@ -80,13 +85,6 @@ def from_module(
     outer_split
         The samples of the outer loss, which is the same loss in evaluation mode.
     """
-    if not isinstance(data, ClientData):
-        raise ScenarioError(
-            f"data is a {type(data).__name__}; it must be ClientData: asyncfed.data.client_data makes it of "
-            "arrays, lists, datasets and tables"
-        )
-    if buffers not in ("local", "averaged", "frozen"):
-        raise ScenarioError(f"buffers is {buffers!r}; it must be 'local', 'averaged' or 'frozen'")
     made = _made(module)
     network = _Network.of(made, data, outer, buffers)
     per_sample = _per_sample(loss)
@@ -99,7 +97,7 @@ def from_module(
     for key, measure in (metrics or {}).items():
         if not isinstance(key, str) or not callable(measure):
             raise ScenarioError(
-                f"metric {key!r} is {measure!r}; metrics are functions (output, target) by name, and "
+                f"metric {key!r} is {shown(measure)}; metrics are functions (output, target) by name, and "
                 "return one number for each sample"
             )
         measures[key] = measure
@@ -324,7 +322,8 @@ def _chosen(outer: Chosen, names: tuple[str, ...]) -> tuple[str, ...]:
         for one in wanted:
             if not isinstance(one, str) or not any(_begins(name, one) for name in names):
                 raise ScenarioError(
-                    f"outer names {one!r}, and no parameter begins with that; there are {', '.join(names)}"
+                    f"outer names {shown(one)}, and no parameter begins with that; there are "
+                    f"{', '.join(names)}"
                 )
         chosen = tuple(name for name in names if any(_begins(name, one) for one in wanted))
     if len(chosen) == len(names):
@@ -466,7 +465,7 @@ def _per_sample(loss: object) -> PerSample:
     if isinstance(loss, str):
         if loss not in _LOSSES:
             raise ScenarioError(
-                f"loss is {loss!r}; it must be {', '.join(map(repr, _LOSSES))}, a loss of torch, or a "
+                f"loss is {shown(loss)}; it must be {', '.join(map(repr, _LOSSES))}, a loss of torch, or a "
                 "function (output, target) → one number for each sample"
             )
         return _LOSSES[loss]
@@ -482,7 +481,7 @@ def _per_sample(loss: object) -> PerSample:
         return _LOSSES["cross_entropy"] if _plain_cross_entropy(own) else own
     if not callable(loss):
         raise ScenarioError(
-            f"loss is {loss!r}; it must be {', '.join(map(repr, _LOSSES))}, a loss of torch, or a "
+            f"loss is {shown(loss)}; it must be {', '.join(map(repr, _LOSSES))}, a loss of torch, or a "
             "function (output, target) → one number for each sample"
         )
     if loss is nn.functional.cross_entropy:

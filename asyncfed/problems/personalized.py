@@ -18,16 +18,20 @@ The inner variable holds all K models, each parameter with a leading axis K, beg
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
-from asyncfed.data import ClientData, Partition, load_dataset, parse_partition, partition_data
-from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.checks import NonNegativeFloat, PositiveInt, Range, checked
+from asyncfed.data import ClientData, load_dataset, parse_partition, partition_data
+from asyncfed.data.split import AnyPartition, Fractions
+from asyncfed.errors import UnknownNameError
 from asyncfed.models import (
+    ModelName,
     build_model,
     has_convolutions,
     initial_parameters,
@@ -41,19 +45,23 @@ from asyncfed.problems.problem import Batch, OuterSplit, Problem, problem_factor
 _PARTS = {"none": (), "da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}
 
 
+Components = Annotated[int, Range(1, 10_000)]
+OuterL2 = NonNegativeFloat | Mapping[str, NonNegativeFloat]
+
+
 @problem_factory
 def personalized_classification(
     dataset: str = "digits",
-    clients: int = 20,
-    model: str = "logistic",
+    clients: PositiveInt = 20,
+    model: ModelName = "logistic",
     personalize: str = "mtl+da",
-    components: int = 3,
-    partition: Partition | str = "dirichlet:0.4",
+    components: Components = 3,
+    partition: AnyPartition = "dirichlet:0.4",
     seed: int = 0,
-    fractions: Sequence[float] = (0.6, 0.2, 0.2),
-    limit: int | None = None,
-    l2: float = 0.0,
-    outer_l2: float | Mapping[str, float] = 0.0,
+    fractions: Fractions = (0.6, 0.2, 0.2),
+    limit: PositiveInt | None = None,
+    l2: NonNegativeFloat = 0.0,
+    outer_l2: OuterL2 = 0.0,
     part: str | None = None,
     download: bool = False,
 ) -> Problem:
@@ -84,16 +92,17 @@ def personalized_classification(
     )
 
 
+@checked
 def personalized(
     name: str,
     data: ClientData,
     module: nn.Module,
-    classes: int,
+    classes: PositiveInt,
     *,
     personalize: str,
-    components: int = 3,
-    l2: float = 0.0,
-    outer_l2: float | Mapping[str, float] = 0.0,
+    components: Components = 3,
+    l2: NonNegativeFloat = 0.0,
+    outer_l2: OuterL2 = 0.0,
     outer_split: OuterSplit = "train",
     vectorize: bool = True,
 ) -> Problem:
@@ -102,8 +111,6 @@ def personalized(
     if kind not in _PARTS:
         raise UnknownNameError("personalization", personalize, _PARTS)
     parts = {part: {"ensemble": components, "labels": classes}[part] for part in _PARTS[kind]}
-    if components < 1:
-        raise ScenarioError(f"components is {components}; an ensemble has at least 1 model")
     rates = _outer_rates(kind, outer_l2)
     ensemble = "ensemble" in parts
 
@@ -174,9 +181,7 @@ def _outer_rates(kind: str, outer_l2: float | Mapping[str, float]) -> dict[str, 
     """The positive rates γ by part."""
     known = _PARTS[kind]
     rates = outer_l2 if isinstance(outer_l2, Mapping) else dict.fromkeys(known, outer_l2)
-    for part, rate in rates.items():
+    for part in rates:
         if part not in known:
             raise UnknownNameError(f"part of the outer variable of {kind!r} in outer_l2", part, known)
-        if not 0 <= rate < float("inf"):
-            raise ScenarioError(f"outer_l2 of {part!r} is {rate}; it must be at least 0 and finite")
     return {part: rate for part, rate in rates.items() if rate}

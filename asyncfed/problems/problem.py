@@ -18,6 +18,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from asyncfed.checks import checked, shown
 from asyncfed.data import ClientData
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems.layout import Params
@@ -39,6 +40,7 @@ OWN_COLUMNS = frozenset(
 """What a run writes beside a problem's metrics (and `validation_…`), so no metric can be called so."""
 
 
+@checked
 @dataclass(frozen=True)
 class Recipe:
     """How a problem was made: the factory's name and all its arguments, defaults included, as plain data."""
@@ -46,11 +48,16 @@ class Recipe:
     factory: str
     arguments: dict[str, Any]
 
+    def __str__(self) -> str:
+        said = f"{self.factory}({', '.join(f'{key}={value!r}' for key, value in self.arguments.items())})"
+        return said if len(said) <= 400 else f"{said[:400]}…"
+
     def as_dict(self) -> dict[str, Any]:
         """What `problem_from_recipe` takes."""
         return {"factory": self.factory, "arguments": self.arguments}
 
 
+@checked
 @dataclass(frozen=True)
 class Stages:
     """An inner loss in two stages, of which the first knows nothing of the inner variable:
@@ -103,7 +110,8 @@ def no_outer(generator: torch.Generator) -> Params:
     return {}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@checked
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Problem:
     """Losses of one client, how variables begin, and everybody's data.
 
@@ -160,10 +168,6 @@ class Problem:
             object.__setattr__(self, "inner_loss", functools.partial(_staged, self.stages))
         if self.outer_loss is _as_inner:
             object.__setattr__(self, "outer_loss", self.inner_loss)
-        if self.outer_split not in ("train", "validation"):
-            raise ScenarioError(
-                f"outer_split is {self.outer_split!r}; the outer loss is over 'train' or 'validation' samples"
-            )
         for metric in self.metrics:
             if metric in OWN_COLUMNS or metric.startswith("validation_"):
                 raise ScenarioError(
@@ -172,6 +176,11 @@ class Problem:
                     + ", ".join(sorted(OWN_COLUMNS))
                     + ")"
                 )
+
+    def __repr__(self) -> str:
+        made = "" if self.recipe is None else f"\n  made by   {self.recipe}"
+        metrics = ", ".join(self.metrics) or "none"
+        return f"<Problem {self.name}\n  data      {self.data!r}\n  metrics   {metrics}{made}>"
 
     @property
     def clients(self) -> int:
@@ -226,17 +235,21 @@ def recipe_type(cls: type[T]) -> type[T]:
     return register("option")(cls)
 
 
+@checked
 def problem_from_recipe(data: Mapping[str, Any]) -> Problem:
     """Build the problem that a recipe (as `Recipe.as_dict` writes it) describes."""
     if set(data) != {"factory", "arguments"}:
-        raise ScenarioError(f"a recipe has the keys 'factory' and 'arguments'; this one has {sorted(data)}")
-    name, factories = data["factory"], registered("problem")
+        raise ScenarioError(
+            f"a recipe has the keys 'factory' and 'arguments'; this one has {shown(list(data))}"
+        )
+    recipe, factories = Recipe(data["factory"], data["arguments"]), registered("problem")
+    name = recipe.factory
     if name not in factories:
         raise UnknownNameError("problem", name, factories, ONE_OF_YOUR_OWN)
     known = inspect.signature(factories[name]).parameters
-    for argument in data["arguments"]:
+    for argument in recipe.arguments:
         if argument not in known:
             raise UnknownNameError(f"argument of problem {name!r}", argument, known)
-    arguments = {key: from_data(value, "a recipe") for key, value in data["arguments"].items()}
+    arguments = {key: from_data(value, "a recipe") for key, value in recipe.arguments.items()}
     problem: Problem = factories[name](**arguments)
     return problem

@@ -8,12 +8,13 @@ which f_i is the mean. The train, validation and test splits are the same sample
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeFloat, PositiveFloat, PositiveInt, Words, checked
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import DataError
 from asyncfed.problems.layout import Params
@@ -21,16 +22,20 @@ from asyncfed.problems.problem import Batch, Problem, problem_factory
 from asyncfed.rng import Streams
 from asyncfed.room import require_room
 
+Curvature = Annotated[
+    tuple[PositiveFloat, PositiveFloat], Words("two finite numbers above 0, the smaller one first")
+]
+
 
 @problem_factory
 def quadratic(
-    clients: int = 10,
-    dimension: int = 5,
+    clients: PositiveInt = 10,
+    dimension: PositiveInt = 5,
     seed: int = 0,
-    heterogeneity: float = 1.0,
-    curvature: Sequence[float] = (0.5, 2.0),
-    noise: float = 0.0,
-    samples: int = 16,
+    heterogeneity: NonNegativeFloat = 1.0,
+    curvature: Curvature = (0.5, 2.0),
+    noise: NonNegativeFloat = 0.0,
+    samples: PositiveInt = 16,
 ) -> Problem:
     """Random quadratics.
 
@@ -46,18 +51,9 @@ def quadratic(
         Standard deviation of b from sample to sample within a client; with 0 a client has one sample, else
         `samples`.
     """
-    low, high = curvature
-    if not 0 < low <= high < float("inf"):
-        raise DataError(
-            f"curvature is ({low}, {high}); it must be two positive numbers, the smaller one first"
-        )
-    for name, value, least in (("clients", clients, 1), ("dimension", dimension, 1), ("samples", samples, 1)):
-        if value < least:
-            raise DataError(f"{name} is {value}; it must be at least {least}")
-    if min(heterogeneity, noise) < 0:
-        raise DataError(f"heterogeneity is {heterogeneity} and noise {noise}; neither may be negative")
+    low, high = bounds(curvature)
     each = samples if noise else 1
-    require_matrices(clients, dimension, 4 + each)
+    require_matrices(clients * (4 + each), dimension, dimension)
     generator = Streams(seed).generator("quadratic")
     eigenvalues = np.exp(generator.uniform(np.log(low), np.log(high), (clients, dimension)))
     vectors = np.linalg.qr(generator.standard_normal((clients, dimension, dimension)))[0]
@@ -80,12 +76,20 @@ def quadratic(
     )
 
 
-def require_matrices(clients: int, dimension: int, each: int) -> None:
-    """Refuse `each` square matrices of every client where there is no memory for them."""
+def bounds(curvature: Curvature) -> tuple[float, float]:
+    """The smallest and the largest, refused where they stand the other way round."""
+    low, high = curvature
+    if low > high:
+        raise DataError(f"curvature is ({low}, {high}); give the smaller one first")
+    return low, high
+
+
+def require_matrices(count: int, rows: int, columns: int) -> None:
+    """Refuse so many matrices of clients and their samples where there is no memory for them."""
     require_room(
-        8.0 * clients * dimension**2 * each,
-        f"a problem of {clients:,} clients with matrices {dimension:,} × {dimension:,}",
-        "give fewer `clients` or a smaller `dimension`",
+        8.0 * count * rows * columns,
+        f"a problem of clients with matrices {rows:,} × {columns:,}, {count:,} of them on the way,",
+        "give fewer `clients` or `samples`, or a smaller `dimension`",
     )
 
 
@@ -96,6 +100,7 @@ def sample_loss(x: Tensor, lam: Params, batch: Batch) -> Tensor:
     return 0.5 * torch.einsum("bi,bij,bj->b", difference, A, difference)
 
 
+@checked
 def average_minimiser(problem: Problem) -> Tensor:
     """Where the average over clients of a `quadratic` problem's losses is smallest: (Σ A_i) x = Σ A_i b_i."""
     A, b = (

@@ -11,34 +11,33 @@ f_i is strongly convex; per parameter each number of the model has its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from asyncfed.data import Partition, load_with_test
-from asyncfed.errors import ScenarioError, UnknownNameError
-from asyncfed.models import build_model, has_convolutions, initial_parameters, outputs
+from asyncfed.checks import NonNegativeFloat, PositiveFloat, PositiveInt
+from asyncfed.data import load_with_test
+from asyncfed.data.split import AnyPartition, Fractions
+from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters, outputs
 from asyncfed.problems.classification import cross_entropies, half_square
 from asyncfed.problems.held_out import deal
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, problem_factory
 
-_PER = ("class", "parameter")
-
 
 @problem_factory
 def regularization_tuning(
     dataset: str = "digits",
-    clients: int = 20,
-    model: str = "logistic",
-    per: str = "class",
-    partition: Partition | str = "iid",
+    clients: PositiveInt = 20,
+    model: ModelName = "logistic",
+    per: Literal["class", "parameter"] = "class",
+    partition: AnyPartition = "iid",
     seed: int = 0,
-    fractions: Sequence[float] | None = None,
-    rate: float = 0.01,
-    l2: float = 0.0,
-    limit: int | None = None,
+    fractions: Fractions | None = None,
+    rate: PositiveFloat = 0.01,
+    l2: NonNegativeFloat = 0.0,
+    limit: PositiveInt | None = None,
     separate_test: bool | None = None,
     download: bool = False,
 ) -> Problem:
@@ -53,12 +52,6 @@ def regularization_tuning(
     l2
         A fixed (l2/2)‖y‖² besides, for the layers before the last where `per` is "class".
     """
-    if per not in _PER:
-        raise UnknownNameError("per", per, _PER)
-    if not 0 < rate < float("inf"):
-        raise ScenarioError(f"rate is {rate}; it must be positive and finite, as it starts at its logarithm")
-    if not 0 <= l2 < float("inf"):
-        raise ScenarioError(f"l2 is {l2}; it must be at least 0 and finite")
     samples, test = load_with_test(
         dataset, download=download, separate_test=separate_test, limit=limit, seed=seed
     )

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from asyncfed.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
@@ -31,17 +32,17 @@ from asyncfed.protocols.fed_ihgp import moved, outer_gradients_in_y
 from asyncfed.protocols.fed_inn import CorrectedInnerSteps, PlainInnerSteps, inner_gradients
 from asyncfed.protocols.fed_out import CorrectedOuterSteps, Hypergradient
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.part import Inbox, Tensors, whole
+from asyncfed.protocols.part import Inbox, Tensors
 from asyncfed.protocols.rounds import (
     Answer,
     FloatArray,
     IntArray,
     Round,
     WithServer,
-    check_server_protocol,
     draw_whole,
     taken,
 )
+from asyncfed.protocols.settings import Batch, StartFrom
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -73,26 +74,21 @@ class AggITD(WithServer):
         End before an iteration that would need more communication rounds than that in all.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     inner: LocalSteps
     outer: LocalSteps = field(default_factory=lambda: LocalSteps(0.01))
-    inner_rounds: int = 1
-    scale: float = 0.01
-    q: int | Literal["random"] = "random"
+    inner_rounds: PositiveInt = 1
+    scale: PositiveFloat = 0.01
+    q: NonNegativeInt | Literal["random"] = "random"
     solver: Literal["svrg", "sgd"] = "svrg"
-    batch: int | None = None
-    start: Literal["warm", "fresh"] = "warm"
+    batch: Batch = None
+    start: StartFrom = "warm"
     server: AnyServer = field(default_factory=Server)
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        check_server_protocol(self)
-        if not 0 < self.scale < float("inf"):
-            raise ScenarioError(f"scale is {self.scale}; λ must be finite and above 0")
-        if self.q != "random" and not (whole(self.q) and 0 <= self.q <= self.inner_rounds):
+        if self.q != "random" and self.q > self.inner_rounds:
             raise ScenarioError(f"q is {self.q!r}; it must be 'random' or a number in 0..{self.inner_rounds}")
-        if self.solver not in ("svrg", "sgd"):
-            raise ScenarioError(f"solver is {self.solver!r}; it must be 'svrg' or 'sgd'")
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         N = self.inner_rounds

@@ -25,14 +25,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
+from asyncfed.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.network.links import require_strongly_connected
-from asyncfed.plain import plain_fields
 from asyncfed.protocols.aggitd import AggITD
 from asyncfed.protocols.at import At
 from asyncfed.protocols.local_steps import LocalSteps
@@ -47,9 +47,9 @@ from asyncfed.protocols.part import (
     Step,
     Tensors,
     check_parts,
-    whole,
 )
 from asyncfed.protocols.rounds import Round
+from asyncfed.protocols.settings import Batch, OuterSteps, StartFrom
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -70,25 +70,21 @@ class PeerAggITD(AmongPeers):
         makes τ − 1 steps in which nothing is sent. Without it only the rounds of push-sum take time.
     """
 
-    outer_steps: int
+    outer_steps: OuterSteps
     inner: LocalSteps
-    mean_rounds: int
+    mean_rounds: PositiveInt
     outer: LocalSteps = field(default_factory=lambda: LocalSteps(0.01))
-    inner_rounds: int = 1
-    scale: float = 0.01
-    q: int | Literal["random"] = "random"
+    inner_rounds: PositiveInt = 1
+    scale: PositiveFloat = 0.01
+    q: NonNegativeInt | Literal["random"] = "random"
     solver: Literal["svrg", "sgd"] = "svrg"
-    batch: int | None = None
-    start: Literal["warm", "fresh"] = "warm"
+    batch: Batch = None
+    start: StartFrom = "warm"
     timed: bool = False
+    moves_buffers: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        plain_fields(self)
         self.with_server()  # refuses what it refuses
-        if not whole(self.mean_rounds) or self.mean_rounds < 1:
-            raise ScenarioError(
-                f"mean_rounds is {self.mean_rounds!r}; it must be a whole number of rounds, at least 1"
-            )
         local = (self.inner, self.outer)
         if self.timed and any(steps.epochs or isinstance(steps.steps, tuple) for steps in local):
             raise ScenarioError(

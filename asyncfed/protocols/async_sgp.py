@@ -42,9 +42,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from asyncfed.network.links import require_strongly_connected
-from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
 from asyncfed.protocols.part import (
     AmongPeers,
@@ -58,7 +57,7 @@ from asyncfed.protocols.part import (
     Tensors,
 )
 from asyncfed.protocols.schedules import LearningRate, rates
-from asyncfed.protocols.sgp import check_settings, require_positive
+from asyncfed.protocols.settings import Batch
 from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
 
@@ -87,13 +86,13 @@ class AsyncSGP(Part, AmongPeers):
         Added to the gradient as weight_decay · x.
     """
 
-    steps: int
+    steps: NonNegativeInt
     lr: LearningRate
-    per: float | None = 1.0
-    omega0: float | None = 1.0
+    per: PositiveFloat | None = 1.0
+    omega0: PositiveFloat | None = 1.0
     owed: Literal["gradient", "time"] = "gradient"
-    batch: int | None = 64
-    weight_decay: float = 0.0
+    batch: Batch = 64
+    weight_decay: NonNegativeFloat = 0.0
 
     name = "async-sgp"
     kind = "push"
@@ -101,14 +100,6 @@ class AsyncSGP(Part, AmongPeers):
     exact = ("omega",)
     conserves = True
     moves_buffers = ("local",)
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        check_settings(self.steps, self.lr, self.batch, self.weight_decay)
-        require_positive("per", self.per)
-        require_positive("omega0", self.omega0)
-        if self.owed not in ("gradient", "time"):
-            raise ScenarioError(f"owed is {self.owed!r}; it must be 'gradient' or 'time'")
 
     def parts(self) -> tuple[Part, ...]:
         return (self,)

@@ -25,12 +25,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import PositiveInt, Words
 from asyncfed.errors import ScenarioError, SeriesDivergesError
 from asyncfed.network.expectations import (
     DebiasedShares,
@@ -56,12 +57,21 @@ from asyncfed.protocols.part import (
     Step,
     Steps,
     Tensors,
-    whole,
 )
 from asyncfed.protocols.schedules import first_rate
 from asyncfed.protocols.sgp import SGP
 
-Sampling = Literal["alternating", "joint"]
+Sampling = Annotated[
+    Literal["alternating", "joint"], Words("'alternating' (2M rounds) or 'joint' (M rounds)")
+]
+KnownFrom = Annotated[
+    Literal["estimated", "exact"],
+    Words("'estimated' (by each client, from its own rounds of SGP) or 'exact' (from the declared network)"),
+]
+InnerBatch = Annotated[
+    PositiveInt | Literal["inner"] | None,
+    Words("a whole number, at least 1, None for all of a client's data, or 'inner'"),
+]
 
 _LAID_OUT = 32  # up to this many inner variables a Hessian is small beside the data
 # A Neumann series whose terms have become so many times larger than the first, on the way or in the end, is
@@ -395,36 +405,6 @@ def outer_terms(at: At, carried: Tensors) -> tuple[Tensor, Tensor]:
     if "omega" in carried:
         by_x.div_(carried["omega"].to(by_x))
     return by_x.div_(at.n), by_lam.div_(at.n)
-
-
-def check_rounds(
-    rounds: int,
-    sampling: str,
-    expectations: str,
-    lr: float | None,
-    batch: int | str | None,
-) -> None:
-    """Refuse settings that no method can have."""
-    if not whole(rounds) or rounds < 0:
-        raise ScenarioError(f"rounds is {rounds!r}; it must be a whole number, at least 0")
-    if sampling not in ("alternating", "joint"):
-        raise ScenarioError(
-            f"sampling is {sampling!r}; it must be 'alternating' (2M rounds) or 'joint' (M rounds)"
-        )
-    if expectations not in ("estimated", "exact"):
-        raise ScenarioError(
-            f"expectations is {expectations!r}; it must be 'estimated' (by each client, from its own rounds "
-            "of SGP) or 'exact' (from the declared network)"
-        )
-    if lr is not None and not 0 < lr < float("inf"):
-        raise ScenarioError(f"lr is {lr}; it must be above 0, or None for the inner learning rate")
-    if isinstance(batch, str):
-        if batch != "inner":
-            raise ScenarioError(f"batch is {batch!r}; it must be a number, None for all data, or 'inner'")
-    elif batch is not None and (not whole(batch) or batch < 1):
-        raise ScenarioError(
-            f"batch is {batch}; it must be at least 1, None for all of a client's data, or 'inner'"
-        )
 
 
 def _together(parts: list[tuple[Tensor, Step]], absorbed: Tensors, memory: Tensors) -> Step:

@@ -26,17 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Words
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.part import Inbox, Tensors, whole
+from asyncfed.protocols.part import Inbox, Tensors
 from asyncfed.protocols.rounds import (
     LEVELS,
     Answer,
@@ -45,8 +45,6 @@ from asyncfed.protocols.rounds import (
     Opening,
     Round,
     WithServer,
-    check_number,
-    check_server_protocol,
 )
 from asyncfed.registry import register
 from asyncfed.rng import Streams
@@ -62,6 +60,15 @@ class OneCluster(Opening):
 
     def report(self, board: Tensors) -> dict[str, float]:
         return _counted(board)
+
+
+Waiting = Annotated[
+    Server,
+    Words(
+        "Server(…): a cluster is looked at when all of its clients have answered to the same model, and with "
+        "Buffered(…) some answer twice before others do once"
+    ),
+]
 
 
 @register("method")
@@ -88,31 +95,17 @@ class ClusteredFL(WithServer):
         Whom it asks and how it waits; by default everybody, weighed by their numbers of samples.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
-    eps1: float = 0.4
-    eps2: float = 1.6
-    min_rounds: int = 20
-    server: Server = field(default_factory=lambda: Server(weighted=True))
-    max_rounds: int | None = None
+    eps1: NonNegativeFloat = 0.4
+    eps2: NonNegativeFloat = 1.6
+    min_rounds: NonNegativeInt = 20
+    server: Waiting = field(default_factory=lambda: Server(weighted=True))
+    max_rounds: PositiveInt | None = None
 
     opening: ClassVar[Round] = OneCluster()
     passes_on: ClassVar[tuple[str, ...]] = ()
     moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        if not isinstance(self.server, Server):
-            raise ScenarioError(
-                "ClusteredFL looks at a cluster when all of its clients have answered to the same model, and "
-                f"with {type(self.server).__name__}(…) some answer twice before others do once; use Server(…)"
-            )
-        check_number(self, "eps1", 0.0)
-        check_number(self, "eps2", 0.0)
-        if not whole(self.min_rounds) or self.min_rounds < 0:
-            raise ScenarioError(
-                f"min_rounds is {self.min_rounds!r}; it must be a whole number of rounds, at least 0"
-            )
 
     @property
     def needs_outer(self) -> bool:

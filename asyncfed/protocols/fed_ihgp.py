@@ -18,9 +18,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import PositiveFloat, PositiveInt
 from asyncfed.protocols.at import At, Level
-from asyncfed.protocols.part import Inbox, Tensors, whole
+from asyncfed.protocols.part import Inbox, Tensors
 from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, draw_whole, taken
 from asyncfed.registry import register
 from asyncfed.rng import Streams
@@ -43,19 +43,9 @@ class Neumann:
         truncated series itself, with N + 1 terms.
     """
 
-    terms: int = 5
-    scale: float = 0.01
+    terms: PositiveInt = 5
+    scale: PositiveFloat = 0.01
     products: Literal["random", "fixed", "sum"] = "random"
-
-    def __post_init__(self) -> None:
-        if not whole(self.terms) or self.terms < 1:
-            raise ScenarioError(
-                f"terms is {self.terms!r}; the series needs a whole number of them, at least 1"
-            )
-        if not 0 < self.scale < float("inf"):
-            raise ScenarioError(f"scale is {self.scale}; it must be finite and above 0")
-        if self.products not in ("random", "fixed", "sum"):
-            raise ScenarioError(f"products is {self.products!r}; it must be 'random', 'fixed' or 'sum'")
 
     @property
     def first(self) -> float:

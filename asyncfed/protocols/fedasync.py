@@ -21,12 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Probability
 from asyncfed.network.buffer import AnyServer, Buffered, PolynomialDecay
 from asyncfed.protocols.fedprox import ProximalSteps
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Inbox, Tensors
-from asyncfed.protocols.rounds import Round, WithServer, check_number, check_server_protocol
+from asyncfed.protocols.rounds import Round, WithServer
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -50,20 +50,13 @@ class FedAsync(WithServer):
         How many are at work, whom it asks and what a stale answer counts; by default (1 + s)^−½.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
-    mixing: float = 0.6
-    mu: float = 0.0
+    mixing: Probability = 0.6
+    mu: NonNegativeFloat = 0.0
     server: AnyServer = field(default_factory=lambda: Buffered(1, decay=PolynomialDecay(0.5)))
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
     moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        check_number(self, "mu", 0.0)
-        check_number(self, "mixing", 0.0)
-        if not 0 < self.mixing <= 1:
-            raise ScenarioError(f"mixing is {self.mixing}; it must lie in (0, 1]")
 
     @property
     def needs_outer(self) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from asyncfed.checks import NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.fed_inn import PlainInnerSteps
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Round, WithServer, check_server_protocol
+from asyncfed.protocols.rounds import Round, WithServer
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -33,14 +34,11 @@ class FedAvg(WithServer):
         Whom it asks and how it waits; by default everybody, weighed by their numbers of samples.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
     moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
 
     @property
     def needs_outer(self) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeInt, PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
@@ -24,7 +25,6 @@ from asyncfed.protocols.rounds import (
     IntArray,
     Round,
     WithServer,
-    check_server_protocol,
     taken,
 )
 from asyncfed.registry import register
@@ -36,14 +36,13 @@ from asyncfed.rng import Streams
 class FedAvgS(WithServer):
     """Simultaneous descent-ascent with local steps: as many on the inner as on the outer variable."""
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     inner: LocalSteps
     outer: LocalSteps
     server: AnyServer = field(default_factory=Server)
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
 
     def __post_init__(self) -> None:
-        check_server_protocol(self)
         if (self.inner.steps, self.inner.epochs) != (self.outer.steps, self.outer.epochs):
             raise ScenarioError(
                 "FedAvg-S steps on both variables at once; give inner and outer the same steps or epochs, "

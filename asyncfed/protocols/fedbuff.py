@@ -20,9 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer, Buffered
 from asyncfed.protocols.at import At, Level
-from asyncfed.protocols.fedprox import ProximalSteps, check_proximal, proximal_steps
+from asyncfed.protocols.fedprox import ProximalSteps, proximal_steps
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Inbox, Sizes, Tensors
 from asyncfed.protocols.rounds import (
@@ -32,9 +33,8 @@ from asyncfed.protocols.rounds import (
     IntArray,
     Round,
     WithServer,
-    check_number,
-    check_server_protocol,
 )
+from asyncfed.protocols.settings import Momentum
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -58,20 +58,15 @@ class FedBuff(WithServer):
         When it moves, how many are at work, whom it asks and what a stale answer counts.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
-    server_lr: float = 1.0
-    mu: float = 0.0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    server_lr: NonNegativeFloat = 1.0
+    mu: NonNegativeFloat = 0.0
+    momentum: Momentum = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     server: AnyServer = field(default_factory=Buffered)
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
     moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        check_number(self, "server_lr", 0.0)
-        check_proximal(self)
 
     @property
     def needs_outer(self) -> bool:

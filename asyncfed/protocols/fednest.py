@@ -19,20 +19,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.fed_ihgp import Neumann, StartProduct, fed_ihgp
 from asyncfed.protocols.fed_inn import PlainInnerSteps, fed_inn
 from asyncfed.protocols.fed_out import CorrectedOuterSteps, DirectGradient, Hypergradient
 from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.rounds import Round, WithServer, check_server_protocol
+from asyncfed.protocols.rounds import Round, WithServer
+from asyncfed.protocols.settings import Batch, StartFrom
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
 Setting = Literal["bilevel", "minimax", "compositional", "single"]
 Sampling = Literal["products", "parts", "iteration"]
-SETTINGS = ("bilevel", "minimax", "compositional", "single")
 
 
 @register("method")
@@ -63,26 +63,17 @@ class FedNest(WithServer):
         End before an iteration that would need more communication rounds than that in all.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     inner: LocalSteps
     outer: LocalSteps = field(default_factory=lambda: LocalSteps(0.01))
-    inner_rounds: int = 1
+    inner_rounds: PositiveInt = 1
     neumann: Neumann = field(default_factory=Neumann)
     setting: Setting = "bilevel"
-    batch: int | None = None
+    batch: Batch = None
     sampling: Sampling = "products"
-    start: Literal["warm", "fresh"] = "warm"
+    start: StartFrom = "warm"
     server: AnyServer = field(default_factory=Server)
-    max_rounds: int | None = None
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        if self.setting not in SETTINGS:
-            raise ScenarioError(f"setting is {self.setting!r}; it must be one of {', '.join(SETTINGS)}")
-        if self.sampling not in ("products", "parts", "iteration"):
-            raise ScenarioError(
-                f"sampling is {self.sampling!r}; it must be 'products', 'parts' or 'iteration'"
-            )
+    max_rounds: PositiveInt | None = None
 
     @property
     def needs_outer(self) -> bool:

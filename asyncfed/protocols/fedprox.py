@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
@@ -36,9 +37,8 @@ from asyncfed.protocols.rounds import (
     IntArray,
     Round,
     WithServer,
-    check_number,
-    check_server_protocol,
 )
+from asyncfed.protocols.settings import Momentum
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -64,18 +64,14 @@ class FedProx(WithServer):
         Whom it asks and how it waits; by default everybody, weighed by their numbers of samples.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
-    mu: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    mu: NonNegativeFloat = 0.1
+    momentum: Momentum = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     server: AnyServer = field(default_factory=lambda: Server(weighted=True))
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
     moves_buffers: ClassVar[tuple[str, ...]] = ("local", "averaged")
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        check_proximal(self)
 
     @property
     def needs_outer(self) -> bool:
@@ -83,13 +79,6 @@ class FedProx(WithServer):
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         return (proximal_steps(self.local, iteration, self.mu, self.weight_decay, self.momentum),)
-
-
-def check_proximal(protocol: object) -> None:
-    """Refuse what μ, β and w cannot be."""
-    check_number(protocol, "mu", 0.0)
-    check_number(protocol, "momentum", 0.0, below=1.0)
-    check_number(protocol, "weight_decay", 0.0)
 
 
 def proximal_steps(

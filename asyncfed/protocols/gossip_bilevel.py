@@ -43,10 +43,12 @@ all alike; and with b Hessians of smallest eigenvalue μ, q is off by a factor o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from asyncfed.checks import NonNegativeInt, PositiveInt, Range, Words
 from asyncfed.errors import DivergenceError, RunError, ScenarioError, TopologyError
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.network.timing import Lockstep
@@ -62,13 +64,20 @@ from asyncfed.protocols.part import (
     Start,
     Step,
     Tensors,
-    whole,
 )
-from asyncfed.protocols.schedules import LearningRate, check_rate, first_rate, rates
+from asyncfed.protocols.schedules import LearningRate, first_rate, rates
+from asyncfed.protocols.settings import Batch
 from asyncfed.registry import register
 
 _MOST = 4_000_000  # numbers in the matrices of one message
 _GROWTH = 10.0  # of Π (I − v_i / L) h over h: there is no series any more, only room for noise
+
+
+Bound = Annotated[
+    float,
+    Range(0, above=True),
+    Words("finite, above 0, and at least the largest eigenvalue of any client's inner Hessian"),
+]
 
 
 @register("method")
@@ -92,33 +101,18 @@ class GossipBilevel(AmongPeers):
         Minibatch size of each of the b + 1 draws of g_k; None for all of a client's training data.
     """
 
-    steps: int
+    steps: NonNegativeInt
     lr: LearningRate
     inner_lr: LearningRate
     mixing: LearningRate
-    terms: int
-    bound: float
-    batch: int | None = None
+    terms: PositiveInt
+    bound: Bound
+    batch: Batch = None
 
     def __post_init__(self) -> None:
-        if not whole(self.steps) or self.steps < 0:
-            raise ScenarioError(f"steps is {self.steps!r}; it must be a whole number, at least 0")
-        for rate in (self.lr, self.inner_lr, self.mixing):
-            check_rate(rate)
         if first_rate(self.mixing) > 1:
             raise ScenarioError(
                 f"mixing begins with {first_rate(self.mixing)}; it must be at most 1, which keeps nothing old"
-            )
-        if not whole(self.terms) or self.terms < 1:
-            raise ScenarioError(f"terms is {self.terms!r}; it must be a whole number, at least 1")
-        if not 0 < self.bound < float("inf"):
-            raise ScenarioError(
-                f"bound is {self.bound}; it must be finite, above 0, and at least the largest eigenvalue of "
-                "any client's inner Hessian"
-            )
-        if self.batch is not None and (not whole(self.batch) or self.batch < 1):
-            raise ScenarioError(
-                f"batch is {self.batch}; it must be at least 1, or None for all of a client's data"
             )
 
     def parts(self) -> tuple[Part, ...]:

@@ -10,11 +10,18 @@ weight is what i would send to j on average, over how often it hears j: both kno
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-from asyncfed.protocols.backward import Linearized, Pushed, Role, Sampling, check_rounds
+from asyncfed.checks import NonNegativeInt, PositiveFloat
+from asyncfed.protocols.backward import (
+    InnerBatch,
+    KnownFrom,
+    Linearized,
+    Pushed,
+    Role,
+    Sampling,
+)
 from asyncfed.protocols.part import Start, Step, Tensors
 from asyncfed.registry import register
 
@@ -40,18 +47,15 @@ class HGP(Pushed):
         Keep the estimate after every round, as "history" (clients, rounds, d_outer) beside the final one.
     """
 
-    rounds: int
+    rounds: NonNegativeInt
     sampling: Sampling = "alternating"
-    expectations: Literal["estimated", "exact"] = "estimated"
-    batch: int | Literal["inner"] | None = "inner"
-    lr: float | None = None
+    expectations: KnownFrom = "estimated"
+    batch: InnerBatch = "inner"
+    lr: PositiveFloat | None = None
     record: bool = False
 
     name = "hgp"
     sent = ("u",)
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds, self.sampling, self.expectations, self.lr, self.batch)
 
     def open(self, c: Tensor, c_lam: Tensor) -> Start:
         keeps_u = self.sampling == "alternating"

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncfed.checks import PositiveInt
 from asyncfed.errors import ScenarioError, TopologyError
 from asyncfed.network.expectations import Expectations, TransposedShares, require_undirected
 from asyncfed.network.timing import Lockstep
@@ -71,16 +72,9 @@ class ITDForward:
         error shrinks geometrically with the rounds. (Where messages are lost, so are parts of the sum.)
     """
 
-    gather: int = 1
+    gather: PositiveInt = 1
 
     name = "itd-forward"
-
-    def __post_init__(self) -> None:
-        if self.gather < 1:
-            raise ScenarioError(
-                f"gather is {self.gather}; the sum over all clients needs at least 1 round, and more where "
-                "not everybody hears everybody"
-            )
 
     def with_inner(self, inner: SGP) -> tuple[Part, ...]:
         """The inner steps with U, and the sum."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from asyncfed.checks import NonNegativeInt, PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
@@ -28,8 +29,8 @@ from asyncfed.protocols.rounds import (
     IntArray,
     Round,
     WithServer,
-    check_server_protocol,
 )
+from asyncfed.protocols.settings import Batch, StartFrom
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -39,25 +40,16 @@ from asyncfed.rng import Streams
 class LFedNest(WithServer):
     """Light FedNest; see `FedNest` for the parameters. Minibatches are those of `inner` and `outer`."""
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     inner: LocalSteps
     outer: LocalSteps = field(default_factory=lambda: LocalSteps(0.01))
-    inner_rounds: int = 1
+    inner_rounds: PositiveInt = 1
     neumann: Neumann = field(default_factory=Neumann)
     setting: Literal["bilevel", "minimax", "compositional"] = "bilevel"
     sampling: Literal["parts", "iteration"] = "parts"
-    start: Literal["warm", "fresh"] = "warm"
+    start: StartFrom = "warm"
     server: AnyServer = field(default_factory=Server)
-    max_rounds: int | None = None
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        if self.setting not in ("bilevel", "minimax", "compositional"):
-            raise ScenarioError(
-                f"setting is {self.setting!r}; it must be 'bilevel', 'minimax' or 'compositional'"
-            )
-        if self.sampling not in ("parts", "iteration"):
-            raise ScenarioError(f"sampling is {self.sampling!r}; it must be 'parts' or 'iteration'")
+    max_rounds: PositiveInt | None = None
 
     @property
     def _series(self) -> Neumann | None:
@@ -79,7 +71,7 @@ class LFedNest(WithServer):
 class LFedNestSVRG(LFedNest):
     """Light FedNest with FedInn: 2T + 1 rounds. `batch` is that of q."""
 
-    batch: int | None = None
+    batch: Batch = None
 
     def _inner(self, iteration: int) -> tuple[Round, ...]:
         return fed_inn(self.inner, iteration, self.batch)
@@ -91,7 +83,6 @@ class LFedNestNonAlt(LFedNest):
     """Both variables locally, one average (004 App. H.1): 1 round. T is 1."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.inner_rounds != 1:
             raise ScenarioError(
                 f"inner_rounds is {self.inner_rounds}; LFedNest-NonAlt has no inner rounds of its own, make "

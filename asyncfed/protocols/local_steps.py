@@ -18,13 +18,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncfed.checks import PositiveInt
 from asyncfed.errors import ScenarioError
-from asyncfed.plain import plain_fields
 from asyncfed.problems.threads import worthwhile_threads
 from asyncfed.protocols.at import Samples
 from asyncfed.protocols.noted import Noted
-from asyncfed.protocols.part import whole
-from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
+from asyncfed.protocols.schedules import LearningRate, rate_at
+from asyncfed.protocols.settings import Batch
 from asyncfed.registry import register
 
 IntArray = npt.NDArray[np.int64]
@@ -56,30 +56,18 @@ class LocalSteps:
     """
 
     lr: LearningRate
-    steps: int | Sequence[int] | None = None
-    epochs: int | None = None
-    batch: int | None = None
+    steps: PositiveInt | Sequence[PositiveInt] | None = None
+    epochs: PositiveInt | None = None
+    batch: Batch = None
     divide: bool = False
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        check_rate(self.lr)
         if self.steps is not None and self.epochs is not None:
             raise ScenarioError(
                 f"steps is {self.steps} and epochs is {self.epochs}; give one of the two, the other follows"
             )
-        if isinstance(self.steps, Sequence):
-            object.__setattr__(self, "steps", tuple(self.steps))
-        each = self.steps if isinstance(self.steps, tuple) else (self.steps,)
-        if not each or any(value is not None and (not whole(value) or value < 1) for value in each):
-            raise ScenarioError(
-                f"steps is {self.steps!r}; it must be a whole number, at least 1, or one such number for "
-                "each client"
-            )
-        for name in ("epochs", "batch"):
-            value = getattr(self, name)
-            if value is not None and (not whole(value) or value < 1):
-                raise ScenarioError(f"{name} is {value!r}; it must be a whole number, at least 1, or None")
+        if self.steps == ():
+            raise ScenarioError("steps is an empty list; give a number for each client, or one for all")
 
     def fits(self, clients: int) -> None:
         """Refuse numbers of steps for other clients than there are."""

@@ -9,32 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from asyncfed.checks import PositiveFloat
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.protocols.at import At
-from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors, whole
+from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors
+from asyncfed.protocols.settings import StartFrom
 from asyncfed.protocols.soundness import small_weight
 
-OuterRate = float | Mapping[str, float]
-StartFrom = Literal["fresh", "warm"]
-
-
-def check_outer(outer_steps: int, outer_lr: OuterRate, start: str) -> None:
-    """Refuse settings that no outer loop can have."""
-    if not whole(outer_steps) or outer_steps < 0:
-        raise ScenarioError(f"outer_steps is {outer_steps!r}; it must be a whole number, at least 0")
-    if start not in ("fresh", "warm"):
-        raise ScenarioError(
-            f"start is {start!r}; it must be 'fresh' (every inner problem from the same initial values) or "
-            "'warm' (from where the last one ended)"
-        )
-    rates = outer_lr if isinstance(outer_lr, Mapping) else {"": outer_lr}
-    for part, rate in rates.items():
-        if not 0 < rate < float("inf"):
-            name = f"outer_lr of {part!r}" if part else "outer_lr"
-            raise ScenarioError(f"{name} is {rate}; it must be finite and above 0")
+OuterRate = PositiveFloat | Mapping[str, PositiveFloat]
 
 
 def rates_by_part(outer_lr: OuterRate, layout: Layout, like: Tensor) -> Tensor:

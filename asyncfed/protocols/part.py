@@ -399,8 +399,3 @@ def unwritten(whose: object, function: str) -> ScenarioError:
         f"{type(whose).__name__} has no function {function}, and every method of its kind needs one; "
         "write it as docs/write-a-method.md shows"
     )
-
-
-def whole(value: object) -> bool:
-    """Whether a number of steps or rounds is one."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -12,23 +12,33 @@ accuracy (`Result.best`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
+from asyncfed.checks import PositiveInt, Range, Words
 from asyncfed.errors import ScenarioError
 from asyncfed.protocols.backward import Backward
 from asyncfed.protocols.hgp import HGP
-from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep, StartFrom, check_outer
+from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep
 from asyncfed.protocols.part import AmongPeers, Part
+from asyncfed.protocols.settings import OuterSteps, StartFrom
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.vr_hgp import VRHGP
 from asyncfed.registry import register
 
 
+@runtime_checkable
 class Estimator(Protocol):
     """A way to a hypergradient."""
 
     def with_inner(self, inner: SGP) -> tuple[Part, ...]:
         """The inner steps and the estimate, which is carried on as "hypergradient"."""
+
+
+Inner = Annotated[SGP, Words("SGP(…), DSGD(…), PeerFedAvg(…) or Local(…)")]
+Hypergradient = Annotated[
+    Estimator, Words("HGP(…), VRHGP(…), ExactBackprop(…), ITDForward(…) or ITDBackward()")
+]
+Beta = Annotated[float, Range(0, 1, below=True)]
 
 
 @register("method")
@@ -53,22 +63,13 @@ class PDBO(AmongPeers):
         ended.
     """
 
-    inner: SGP
-    hypergradient: Estimator
-    outer_steps: int
+    inner: Inner
+    hypergradient: Hypergradient
+    outer_steps: OuterSteps
     outer_lr: OuterRate = 0.1
     optimizer: Literal["adam", "sgd"] = "adam"
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     start: StartFrom = "fresh"
-
-    def __post_init__(self) -> None:
-        check_outer(self.outer_steps, self.outer_lr, self.start)
-        _check_parts(self.inner, self.hypergradient)
-        object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
-        if self.optimizer not in ("adam", "sgd"):
-            raise ScenarioError(f"optimizer is {self.optimizer!r}; it must be 'adam' or 'sgd'")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ScenarioError(f"betas is {self.betas}; it must be two numbers in [0, 1)")
 
     def parts(self) -> tuple[Part, ...]:
         step = OuterStep(self.outer_lr, self.optimizer, self.betas, self.start)
@@ -84,18 +85,12 @@ class CDBO(AmongPeers):
     With `inner=Local(…)` every client solves its inner problem alone: CDBO-Local.
     """
 
-    inner: SGP
-    hypergradient: Estimator
-    outer_steps: int
+    inner: Inner
+    hypergradient: Hypergradient
+    outer_steps: OuterSteps
     outer_lr: OuterRate = 0.1
-    consensus: int = 1
+    consensus: PositiveInt = 1
     start: StartFrom = "fresh"
-
-    def __post_init__(self) -> None:
-        check_outer(self.outer_steps, self.outer_lr, self.start)
-        _check_parts(self.inner, self.hypergradient)
-        if self.consensus < 1:
-            raise ScenarioError(f"consensus is {self.consensus}; it must be at least 1 round per outer step")
 
     def parts(self) -> tuple[Part, ...]:
         step = OuterPush(self.outer_lr, self.consensus, self.start)
@@ -110,17 +105,8 @@ class CompareHypergradients(AmongPeers):
     on as "hypergradient/k".
     """
 
-    inner: SGP
+    inner: Inner
     methods: tuple[HGP | VRHGP, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "methods", tuple(self.methods))
-        for method in self.methods:
-            if not isinstance(method, (HGP, VRHGP)):
-                raise ScenarioError(
-                    f"{method!r} cannot be compared at given variables; give HGP(…), VRHGP(…) or "
-                    "ExactBackprop(…)"
-                )
 
     def parts(self) -> tuple[Part, ...]:
         backward = (Backward(method, self.inner, f"/{k}") for k, method in enumerate(self.methods))
@@ -134,12 +120,9 @@ class EstimateHypergradient(AmongPeers):
     from.
     """
 
-    inner: SGP
-    hypergradient: Estimator
+    inner: Inner
+    hypergradient: Hypergradient
     solve: bool = True
-
-    def __post_init__(self) -> None:
-        _check_parts(self.inner, self.hypergradient)
 
     @property
     def passes_on(self) -> tuple[str, ...]:
@@ -157,13 +140,3 @@ class EstimateHypergradient(AmongPeers):
             )
         parts: tuple[Part, ...] = alone(self.inner)
         return parts
-
-
-def _check_parts(inner: object, hypergradient: object) -> None:
-    if not isinstance(inner, SGP):
-        raise ScenarioError(f"inner is {inner!r}; it must be SGP(…), DSGD(…), PeerFedAvg(…) or Local(…)")
-    if not callable(getattr(hypergradient, "with_inner", None)):
-        raise ScenarioError(
-            f"hypergradient is {hypergradient!r}; it must be HGP(…), VRHGP(…), ExactBackprop(…), "
-            "ITDForward(…) or ITDBackward()"
-        )

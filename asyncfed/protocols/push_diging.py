@@ -46,9 +46,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from asyncfed.errors import TopologyError
 from asyncfed.network.links import require_strongly_connected
-from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
 from asyncfed.protocols.part import (
     AmongPeers,
@@ -62,7 +62,7 @@ from asyncfed.protocols.part import (
     Tensors,
 )
 from asyncfed.protocols.schedules import LearningRate, rates
-from asyncfed.protocols.sgp import check_settings, require_positive
+from asyncfed.protocols.settings import Batch
 from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
 
@@ -87,11 +87,11 @@ class PushDIGing(Part, AmongPeers):
         it, always.
     """
 
-    steps: int
+    steps: NonNegativeInt
     lr: LearningRate
-    batch: int | None = 64
-    weight_decay: float = 0.0
-    omega0: float | None = None
+    batch: Batch = 64
+    weight_decay: NonNegativeFloat = 0.0
+    omega0: PositiveFloat | None = None
 
     name = "push-diging"
     kind = "push"
@@ -103,11 +103,6 @@ class PushDIGing(Part, AmongPeers):
     @property
     def moves_by_weight(self) -> bool:
         return self.omega0 is None
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        check_settings(self.steps, self.lr, self.batch, self.weight_decay)
-        require_positive("omega0", self.omega0)
 
     def parts(self) -> tuple[Part, ...]:
         return (self,)

@@ -38,15 +38,15 @@ from dataclasses import dataclass
 
 import torch
 
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt
 from asyncfed.network.expectations import Expectations
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.network.weights import Mixing, PullShares
-from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
 from asyncfed.protocols.part import AmongPeers, Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors
 from asyncfed.protocols.push_diging import require_all_arrive
 from asyncfed.protocols.schedules import LearningRate, rates
-from asyncfed.protocols.sgp import check_settings
+from asyncfed.protocols.settings import Batch
 from asyncfed.registry import register
 
 
@@ -67,20 +67,16 @@ class PushPull(Part, AmongPeers):
         Added to the gradient as weight_decay · x.
     """
 
-    steps: int
+    steps: NonNegativeInt
     lr: LearningRate
-    batch: int | None = 64
-    weight_decay: float = 0.0
+    batch: Batch = 64
+    weight_decay: NonNegativeFloat = 0.0
 
     name = "push-pull"
     kind = "push-pull"
     conserves = True
     tracks = True
     moves_buffers = ("local",)
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        check_settings(self.steps, self.lr, self.batch, self.weight_decay)
 
     def parts(self) -> tuple[Part, ...]:
         return (self,)

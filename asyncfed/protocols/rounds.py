@@ -27,12 +27,10 @@ import torch
 from torch import Tensor
 
 from asyncfed.errors import RunError, ScenarioError
-from asyncfed.network.buffer import AnyServer, Buffered
-from asyncfed.network.server import Server
+from asyncfed.network.buffer import AnyServer
 from asyncfed.network.timing import Lockstep
-from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At, Level
-from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Step, Tensors, unwritten, whole
+from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Step, Tensors, unwritten
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
@@ -301,32 +299,3 @@ def taken(batch: int | None, sizes: IntArray) -> FloatArray:
 def draw_whole(streams: Streams, what: str, iteration: int, below: int) -> int:
     """A number drawn uniformly from 0..below−1, once per iteration: the N' and Q of the papers."""
     return int(streams.uniforms(what, iteration, 0, 1)[0] * below)
-
-
-def check_server_protocol(protocol: object) -> None:
-    """Refuse what no server-based method can have."""
-    plain_fields(protocol)
-    for name, least in (("outer_steps", 0), ("inner_rounds", 1), ("max_rounds", 1), ("batch", 1)):
-        value = getattr(protocol, name, None)
-        if value is not None and (not whole(value) or value < least):
-            raise ScenarioError(f"{name} is {value!r}; it must be a whole number, at least {least}")
-    if getattr(protocol, "start", "warm") not in ("warm", "fresh"):
-        raise ScenarioError(
-            f"start is {getattr(protocol, 'start', None)!r}; it must be 'warm' (from where the last inner "
-            "problem ended) or 'fresh' (from the same initial values)"
-        )
-    for name in ("inner", "outer", "local"):
-        value = getattr(protocol, name, None)
-        if value is not None and type(value).__name__ != "LocalSteps":
-            raise ScenarioError(f"{name} is {value!r}; it must be LocalSteps(…)")
-    server = getattr(protocol, "server", None)
-    if not isinstance(server, (Server, Buffered)):
-        raise ScenarioError(f"server is {server!r}; it must be Server(…) or Buffered(…)")
-
-
-def check_number(protocol: object, name: str, least: float, below: float = float("inf")) -> None:
-    """Refuse a setting that is not a number in [least, below)."""
-    value = getattr(protocol, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < below:
-        allowed = f"at least {least:g} and " + (f"below {below:g}" if below < float("inf") else "finite")
-        raise ScenarioError(f"{name} is {value!r}; it must be a number, {allowed}")

@@ -31,7 +31,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
+from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer, Buffered, NoDecay
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
@@ -46,8 +47,6 @@ from asyncfed.protocols.rounds import (
     Opening,
     Round,
     WithServer,
-    check_number,
-    check_server_protocol,
 )
 from asyncfed.registry import register
 from asyncfed.rng import Streams
@@ -87,22 +86,18 @@ class Scaffold(WithServer):
         Whom it asks and how it waits; by default everybody. All answers count the same.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     local: LocalSteps
-    server_lr: float = 1.0
+    server_lr: NonNegativeFloat = 1.0
     option: Literal["I", "II"] = "II"
     server: AnyServer = field(default_factory=Server)
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
 
     opening: ClassVar[Round] = ZeroVariate()
     passes_on: ClassVar[tuple[str, ...]] = ()
     moves_buffers: ClassVar[tuple[str, ...]] = ("local",)
 
     def __post_init__(self) -> None:
-        check_server_protocol(self)
-        check_number(self, "server_lr", 0.0)
-        if self.option not in ("I", "II"):
-            raise UnknownNameError("option of Scaffold", str(self.option), ("I", "II"))
         if self.server.weighted:
             raise ScenarioError(
                 f"Scaffold has {type(self.server).__name__}(weighted=True), but its control variates are "

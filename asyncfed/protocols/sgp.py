@@ -18,13 +18,12 @@ and ω stay in the right proportion however late a message comes. ω is in doubl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, Words
 from asyncfed.network.links import require_strongly_connected
-from asyncfed.plain import plain_fields
 from asyncfed.protocols.at import At
 from asyncfed.protocols.part import (
     AmongPeers,
@@ -36,11 +35,15 @@ from asyncfed.protocols.part import (
     Start,
     Step,
     Tensors,
-    whole,
 )
-from asyncfed.protocols.schedules import LearningRate, check_rate, rates
+from asyncfed.protocols.schedules import LearningRate, rates
+from asyncfed.protocols.settings import Batch
 from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
+
+Order = Annotated[
+    Literal["4a", "4b"], Words("'4a' (gradient before communication) or '4b' (gradient after it)")
+]
 
 
 @register("method")
@@ -62,11 +65,11 @@ class SGP(Part, AmongPeers):
         Added to the gradient as weight_decay · x.
     """
 
-    steps: int
+    steps: NonNegativeInt
     lr: LearningRate
-    order: Literal["4a", "4b"] = "4b"
-    batch: int | None = 64
-    weight_decay: float = 0.0
+    order: Order = "4b"
+    batch: Batch = 64
+    weight_decay: NonNegativeFloat = 0.0
 
     name = "sgp"
     kind = "push"
@@ -76,14 +79,6 @@ class SGP(Part, AmongPeers):
     conserves = True
     moves_by_weight = True
     moves_buffers = ("local", "averaged")
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        check_settings(self.steps, self.lr, self.batch, self.weight_decay)
-        if self.order not in ("4a", "4b"):
-            raise ScenarioError(
-                f"order is {self.order!r}; it must be '4a' (gradient before communication) or '4b' (after)"
-            )
 
     def parts(self) -> tuple[Part, ...]:
         return (self,)
@@ -118,22 +113,3 @@ class SGP(Part, AmongPeers):
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         final = self.judge(at, inbox, memory)
         return {"inner": final.inner, "outer": final.outer, **inbox}
-
-
-def check_settings(steps: int, lr: LearningRate, batch: int | None, weight_decay: float) -> None:
-    """Refuse settings of steps with gradients that mean nothing."""
-    if not whole(steps) or steps < 0:
-        raise ScenarioError(f"steps is {steps!r}; it must be a whole number, at least 0")
-    check_rate(lr)
-    if batch is not None and (not whole(batch) or batch < 1):
-        raise ScenarioError(
-            f"batch is {batch!r}; it must be a whole number, at least 1, or None for all of a client's data"
-        )
-    if not 0 <= weight_decay < float("inf"):
-        raise ScenarioError(f"weight_decay is {weight_decay}; it must be finite and at least 0")
-
-
-def require_positive(name: str, value: float | None) -> None:
-    """Refuse a setting that is neither left out nor a size."""
-    if value is not None and not 0 < value < float("inf"):
-        raise ScenarioError(f"{name} is {value}; it must be finite and above 0, or None")

@@ -35,7 +35,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from asyncfed.errors import ScenarioError
+from asyncfed.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
@@ -49,9 +49,8 @@ from asyncfed.protocols.rounds import (
     Opening,
     Round,
     WithServer,
-    check_server_protocol,
 )
-from asyncfed.protocols.schedules import LearningRate, check_rate, rate_at
+from asyncfed.protocols.schedules import LearningRate, rate_at
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -92,30 +91,17 @@ class SimFBO(WithServer):
         Whom it asks and how it waits; by default everybody.
     """
 
-    outer_steps: int
+    outer_steps: NonNegativeInt
     inner: LocalSteps
     outer_lr: LearningRate = 0.01
     v_lr: LearningRate | None = None
-    server_rates: tuple[float, float, float] | None = None
+    server_rates: tuple[PositiveFloat, PositiveFloat, PositiveFloat] | None = None
     normalise: bool = True
     server: AnyServer = field(default_factory=Server)
-    max_rounds: int | None = None
+    max_rounds: PositiveInt | None = None
 
     opening: ClassVar[Round] = ZeroSolution()
     passes_on: ClassVar[tuple[str, ...]] = ("v",)
-
-    def __post_init__(self) -> None:
-        check_server_protocol(self)
-        check_rate(self.outer_lr)
-        if self.v_lr is not None:
-            check_rate(self.v_lr)
-        if self.server_rates is not None:
-            object.__setattr__(self, "server_rates", tuple(self.server_rates))
-            if len(self.server_rates) != 3 or not all(0 < rate < float("inf") for rate in self.server_rates):
-                raise ScenarioError(
-                    f"server_rates is {self.server_rates}; it must be three numbers above 0 and finite, "
-                    "γ_y, γ_v and γ_x, or None for the local rates"
-                )
 
     @property
     def local_rates(self) -> tuple[LearningRate, LearningRate, LearningRate]:

@@ -6,12 +6,11 @@ Each refuses a network on which it would be something else.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from asyncfed.errors import TopologyError
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.protocols.part import Scene
-from asyncfed.protocols.sgp import SGP
+from asyncfed.protocols.sgp import SGP, Order
 from asyncfed.registry import register
 
 
@@ -36,7 +35,7 @@ class DSGD(SGP):
 class PeerFedAvg(SGP):
     """FedAvg with one local step per round and no server: SGP (4a) on the full graph with p = 1/n."""
 
-    order: Literal["4a", "4b"] = "4a"
+    order: Order = "4a"
     name = "peer-fedavg"
 
     def check(self, scene: Scene) -> None:

@@ -12,13 +12,19 @@ from v(0) = 0, u(0) = w(0) = c^y; the answer is v(M) + c^λ. Messages carry (u, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from asyncfed.errors import ScenarioError
-from asyncfed.protocols.backward import Linearized, Pushed, Role, Sampling, check_rounds
+from asyncfed.checks import NonNegativeInt, PositiveFloat, UnitFloat
+from asyncfed.protocols.backward import (
+    InnerBatch,
+    KnownFrom,
+    Linearized,
+    Pushed,
+    Role,
+    Sampling,
+)
 from asyncfed.protocols.part import Start, Step, Tensors
 from asyncfed.registry import register
 
@@ -28,25 +34,17 @@ from asyncfed.registry import register
 class VRHGP(Pushed):
     """Variance-reduced hyper-gradient push; `alpha` and `beta` in [0, 1], the rest as for `HGP`."""
 
-    rounds: int
-    alpha: float = 0.9
-    beta: float = 0.1
+    rounds: NonNegativeInt
+    alpha: UnitFloat = 0.9
+    beta: UnitFloat = 0.1
     sampling: Sampling = "alternating"
-    expectations: Literal["estimated", "exact"] = "estimated"
-    batch: int | Literal["inner"] | None = "inner"
-    lr: float | None = None
+    expectations: KnownFrom = "estimated"
+    batch: InnerBatch = "inner"
+    lr: PositiveFloat | None = None
     record: bool = False
 
     name = "vr-hgp"
     sent = ("u", "w")
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds, self.sampling, self.expectations, self.lr, self.batch)
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-                raise ScenarioError(
-                    f"{name} is {value}; it must lie in [0, 1] (alpha=1, beta=0 is HGP; 0.9 and 0.1 do well)"
-                )
 
     def open(self, c: Tensor, c_lam: Tensor) -> Start:
         # For (4b) the absorbed w is β-weighed against memory's w + u: with w = 0 there it comes out as c.

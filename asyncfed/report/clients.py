@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from asyncfed.result import Result
 
+_MOST_LABELS = 60
 MOST_COUNTED = 400  # clients whose class counts can be told apart
 
 
@@ -35,6 +37,7 @@ def draw_clients(result: Result, title: str, path: Path) -> Path | None:
     else:
         top, bottom = figure.subplots(2, 1, sharex=True)
         _draw_counts(figure, bottom, counts[order])
+        label_clients(bottom, clients["client"].iloc[order].tolist())
     _draw_measure(top, clients.iloc[order], measure, labelled=counts is None)
     return save(figure, path)
 
@@ -56,8 +59,18 @@ def _draw_measure(axes: Axes, clients: pd.DataFrame, measure: str, labelled: boo
         axes.set_ylim(0, 1.02)
     title = f"{measure} on each client's own test samples (dashed: mean over clients, {mean:.3f})"
     tidy(axes, title, "clients, lowest first" if labelled else "", measure)
-    names = clients["client"].tolist() if len(values) <= 30 else []
-    axes.set_xticks(place[: len(names)], names, rotation=90 if any(len(str(one)) > 3 for one in names) else 0)
+    if labelled:
+        label_clients(axes, clients["client"].tolist())
+
+
+def label_clients(axes: Axes, clients: Sequence[object]) -> None:
+    """Who stands where: everybody, or every so manieth of many."""
+    every = -(-len(clients) // _MOST_LABELS)
+    names = [str(client) for client in clients[::every]]
+    few = len(clients) <= 20
+    axes.set_xticks(range(0, len(clients), every), names)
+    upright = few and max(map(len, names)) <= 3
+    axes.tick_params(axis="x", labelsize=8 if few else 6, rotation=0 if upright else 90)
 
 
 def _draw_counts(figure: Figure, axes: Axes, counts: npt.NDArray[np.int32]) -> None:

@@ -25,13 +25,13 @@ def draw_learning(result: Result, title: str, path: Path) -> Path | None:
     if metrics["bytes"].max() > 0:
         against.append((metrics["bytes"] / size, f"sent ({unit})"))
     rows = [_draw_loss] + ([_draw_accuracy] if "accuracy" in metrics else [])
-    figure = new_figure(title, 4.6 * len(against), 0.5 + 2.9 * len(rows))
+    figure = new_figure(title, 1.6 + 4.6 * len(against), 0.5 + 2.9 * len(rows))
     grid = figure.subplots(len(rows), len(against), squeeze=False, sharey="row", sharex="col")
     for row, (draw, panels) in enumerate(zip(rows, grid, strict=True)):
         for column, (axes, (x, label)) in enumerate(zip(panels, against, strict=True)):
             name = draw(axes, x, metrics)
             tidy(axes, "", label if row == len(rows) - 1 else "", name if column == 0 else "")
-        panels[0].legend(fontsize=8, frameon=False, loc="upper right" if row == 0 else "lower right")
+        panels[-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
     return save(figure, path)
 
 

@@ -76,7 +76,9 @@ def _draw_map(figure: Figure, axes: Axes, edges: pd.DataFrame, where: npt.NDArra
 
 
 def _draw_promises(axes: Axes, edges: pd.DataFrame, promises: dict[tuple[int, int], float]) -> None:
-    """How often each link was up against its declared probability, with two standard errors of chance."""
+    """How often each link was up against its declared probability, and whether that is within two standard
+    errors of it, by the number of its own attempts.
+    """
     pairs = zip(edges["sender"], edges["receiver"], strict=True)
     promised = np.array([promises.get((int(sender), int(receiver)), np.nan) for sender, receiver in pairs])
     up = edges["up_rate"].to_numpy(dtype=float)
@@ -86,27 +88,28 @@ def _draw_promises(axes: Axes, edges: pd.DataFrame, promises: dict[tuple[int, in
         axes.hist(delivered, bins=bins, color=BLUE)
         tidy(axes, "delivery rate of the links", "delivery rate", "links")
         return
-    p: npt.NDArray[np.float64] = np.linspace(0, 1, 101)
-    spread = 2 * np.sqrt(p * (1 - p) / float(edges["attempts"].median()))
-    axes.fill_between(
-        p, p - spread, p + spread, color=GREY, alpha=0.25, linewidth=0, label="± 2 standard errors"
-    )
+    spread = np.sqrt(promised * (1 - promised) / edges["attempts"].to_numpy(dtype=float))
+    beyond = np.abs(up - promised) > 2 * spread + 1e-12
+    known = np.isfinite(promised)
     size = float(np.clip(900 / np.sqrt(len(edges)) / 4, 1.5, 14))
-    axes.scatter(
-        promised,
-        up,
-        s=size,
-        color=BLUE,
-        alpha=0.6 if len(edges) < 3000 else 0.2,
-        linewidths=0,
-        label="a link",
-    )
+    axes.axline((0.5, 0.5), slope=1, color=GREY, linewidth=0.8)
+    for which, colour, words in ((~beyond, BLUE, "within"), (beyond, ORANGE, "beyond")):
+        axes.scatter(
+            promised[which & known],
+            up[which & known],
+            s=size,
+            color=colour,
+            alpha=0.6 if len(edges) < 3000 else 0.2,
+            linewidths=0,
+            label=f"{words} 2 standard errors",
+        )
     low, high = float(np.nanmin(promised)), float(np.nanmax(promised))
     margin = 0.08 + 0.1 * (high - low)
     axes.set_xlim(max(0, low - margin), min(1.02, high + margin))
     axes.set_ylim(max(0, min(low, float(up.min())) - margin), min(1.02, max(high, float(up.max())) + margin))
-    axes.legend(fontsize=8, frameon=False, loc="upper left")
-    tidy(axes, "links: how often up", "declared probability", "share of steps in which it was up")
+    axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    title = f"links: how often up ({beyond[known].mean():.1%} beyond, 4.6% by chance)"
+    tidy(axes, title, "declared probability", "share of steps in which it was up")
 
 
 def _draw_traffic(axes: Axes, trace: Trace) -> None:

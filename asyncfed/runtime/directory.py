@@ -18,15 +18,18 @@ the last bits of sums).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from asyncfed.checks import shown
 from asyncfed.disk import storing, synced, write_tensors, write_whole
 from asyncfed.errors import RunExistsError, ScenarioError, TraceError
 from asyncfed.reading import is_number, is_whole, open_regular, read_object, read_rows, read_whole, short
@@ -63,8 +66,8 @@ class RunDirectory:
         if out is None:
             return cls(_next_numbered(Path(os.environ.get("ASYNCFED_RUNS", "runs")), name))
         path = Path(out)
-        if path.exists() and not path.is_dir():
-            raise ScenarioError(f"the output {path} is a file; give a directory")
+        with _writable(path):
+            path.mkdir(parents=True, exist_ok=True)
         if (path / "run.json").exists() or (path / "trace").exists():
             raise RunExistsError(
                 f"{path} already holds a run; give another directory, or remove that one first"
@@ -74,14 +77,13 @@ class RunDirectory:
                     else ""
                 )
             )
-        path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDirectory:
         """An existing run, whole or partial."""
         directory = cls(Path(path))
-        if not directory.path.exists():
+        if not os.path.exists(path):
             raise TraceError(
                 f"there is no run at {directory.path}; give the directory that a run printed at its end"
             )
@@ -215,17 +217,33 @@ def unfinished(path: Path) -> bool:
 
 
 def _next_numbered(root: Path, name: str) -> Path:
-    root.mkdir(parents=True, exist_ok=True)
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
     number = 1
-    while True:  # mkdir decides, so that two runs started at once do not share a directory
-        path = root / f"{safe}-{number:04d}"
-        try:
-            path.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        return path
+    with _writable(root):
+        root.mkdir(parents=True, exist_ok=True)
+        while True:  # mkdir decides, so that two runs started at once do not share a directory
+            path = root / f"{safe}-{number:04d}"
+            try:
+                path.mkdir()
+            except FileExistsError:
+                number += 1
+                continue
+            return path
+
+
+@contextlib.contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Refuse a directory that cannot be made, or not written to, before anything is run."""
+    try:
+        yield
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or str(error)  # a ValueError is of a NUL in its name
+        why = "it is a file" if isinstance(error, FileExistsError) else told
+        raise ScenarioError(
+            f"the output {shown(str(path))} cannot be written to: {why}; give a directory of your own"
+        ) from error
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> str:

@@ -24,7 +24,7 @@ from asyncfed.problems.problem import Problem
 from asyncfed.scenario import Scenario
 
 _LAYERS = ("network", "protocols", "problems", "data", "runtime", "trace")  # of ours, that decide numbers
-_FILES = ("models.py", "rng.py", "registry.py", "recall.py", "goals.py", "plain.py")
+_FILES = ("models.py", "rng.py", "registry.py", "recall.py", "goals.py", "checks.py")
 
 
 def fingerprints(scenario: Scenario, of_code: dict[str, str] | None = None) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from asyncfed.checks import checked
 from asyncfed.errors import ScenarioError
 from asyncfed.scenario import Scenario
 from asyncfed.study.summary import Summary, check_name
@@ -28,6 +29,7 @@ RESERVED = (
 )
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Study:
     """Several scenarios and what to make of their results.

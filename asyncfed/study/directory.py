@@ -21,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from asyncfed.checks import PathLike, checked
 from asyncfed.errors import DivergenceError, RunExistsError, ScenarioError, TraceError, UnknownNameError
 from asyncfed.options import Options
 from asyncfed.reading import read_object, short
@@ -142,10 +143,11 @@ class StudyResult:
         return names
 
 
-def load_study(path: str | os.PathLike[str]) -> StudyResult:
+@checked
+def load_study(path: PathLike) -> StudyResult:
     """Open a study again, finished or not."""
     folder = Path(path)
-    if not folder.exists():
+    if not os.path.exists(folder):
         raise TraceError(f"there is no study at {folder}; give the directory that a study printed at its end")
     manifest = _read(folder, "study.json")
     if manifest.get("format") != FORMAT:

@@ -8,14 +8,14 @@ goes on without it, and tells.
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from asyncfed.callbacks import Callback, checked_callbacks
+from asyncfed.callbacks import Told
+from asyncfed.checks import NonNegativeInt, PathLike, checked
 from asyncfed.errors import (
     AsyncfedError,
     DivergenceError,
@@ -25,7 +25,7 @@ from asyncfed.errors import (
     TraceError,
     UnknownNameError,
 )
-from asyncfed.options import Options
+from asyncfed.options import CheckpointEvery, Options, PerActor
 from asyncfed.runner import Progress, resume, run
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario, check
@@ -45,8 +45,8 @@ from asyncfed.study.directory import (
     standing,
 )
 from asyncfed.study.summary import Summary, draw, to_data, write_summary
-from asyncfed.study.watching import watching_study
-from asyncfed.watching import check_progress
+from asyncfed.study.watching import StudyWatcher
+from asyncfed.watching import Watched, errors_console, watching
 
 
 @dataclass(frozen=True)
@@ -65,21 +65,22 @@ class StudyProgress:
     error: str = ""
 
 
+@checked
 def run_study(
     study: Study,
     *,
     backend: Literal["local", "ray"] = "local",
-    clients_per_actor: int | Literal["auto"] = "auto",
+    clients_per_actor: PerActor = "auto",
     device: str = "auto",
     address: str | None = None,
-    out: str | os.PathLike[str] | None = None,
+    out: PathLike | None = None,
     save_final: bool = False,
-    checkpoint_every: str | int | None = "60s",
-    max_recoveries: int = 10,
+    checkpoint_every: CheckpointEvery = "60s",
+    max_recoveries: NonNegativeInt = 10,
     only: Sequence[str] | None = None,
     pictures: bool = True,
-    progress: bool | Callable[[StudyProgress], None] | None = None,
-    callbacks: Sequence[Callback] = (),
+    progress: Watched = None,
+    callbacks: Told = (),
 ) -> StudyResult:
     """Run the parts of a study, one after the other, and summarise those that are complete.
 
@@ -109,8 +110,7 @@ def run_study(
         do not raises nothing; `StudyResult.parts` tells of it.
     """
     chosen = _chosen(study, only)
-    listeners = checked_callbacks(callbacks)
-    check_progress(progress)
+    listeners = callbacks
 
     def tell(part: str, status: Any, **more: Any) -> None:
         if told is not None:
@@ -123,7 +123,8 @@ def run_study(
     existed = path is not None and path.exists()
     begun = path is not None and (path / "study.json").exists()
     with contextlib.ExitStack() as stack:
-        told = stack.enter_context(watching_study(progress))
+        shown = watching(progress, lambda: StudyWatcher(errors_console()))
+        told = stack.enter_context(shown)
         if path is not None and begun:
             stack.enter_context(alone(path))
             directory = RunDirectory(path)
@@ -174,7 +175,7 @@ def _run_part(
     part: str,
     options: Options,
     progress: Callable[[Progress], None],
-    callbacks: Sequence[Callback],
+    callbacks: Told,
 ) -> None:
     """Go on with what stands there, where that comes to the same end; or run it afresh."""
     out = study / part

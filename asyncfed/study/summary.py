@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from asyncfed.checks import checked, shown
 from asyncfed.errors import ScenarioError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _NUMBER = re.compile(r"[-+−]?[\d.][\d.,e+−±%() -]*|[–—-]?")  # also "0.
 _MOST_DECIMALS = 5
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class SummaryTable:
     """A table with its title and what stands beneath it.
@@ -34,7 +36,7 @@ class SummaryTable:
 
     title: str
     frame: pd.DataFrame
-    notes: Sequence[str] = ()
+    notes: str | Sequence[str] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "frame", _flat(self.frame))
@@ -46,6 +48,7 @@ class SummaryTable:
         return "-".join(re.findall(r"\w+", self.title.lower())) + ".csv"
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Summary:
     """What a study says.
@@ -74,8 +77,13 @@ class Summary:
                     f"the table {table.title!r} would be written to {table.file}; "
                     "give every table a title of its own, with letters in it"
                 )
-        for name in self.pictures:
+        for name, picture in self.pictures.items():
             check_name("picture", name)
+            if not callable(picture) and not hasattr(picture, "savefig"):
+                raise ScenarioError(
+                    f"the picture {name!r} is {shown(picture)}; it must be a function that draws onto a "
+                    "path, or a matplotlib Figure"
+                )
 
 
 def check_name(what: str, name: object, slashes: bool = False) -> None:
@@ -214,7 +222,7 @@ def _flat(frame: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     if not isinstance(frame, pd.DataFrame):
-        raise ScenarioError(f"a table of a summary is {frame!r}; it must be a pandas DataFrame")
+        raise ScenarioError(f"a table of a summary is {shown(frame)}; it must be a pandas DataFrame")
     index = frame.index
     if index.nlevels == 1 and index.name is None:
         counted = pd.api.types.is_integer_dtype(index.dtype)

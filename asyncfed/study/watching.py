@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from asyncfed.watching import NotebookBar, Watcher, errors_console, in_notebook, shows, watcher
+from asyncfed.watching import NotebookBar, Watcher, in_notebook, watcher
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from asyncfed.study.running import StudyProgress
-
-
-@contextlib.contextmanager
-def watching_study(
-    progress: bool | Callable[[StudyProgress], None] | None,
-) -> Iterator[Callable[[StudyProgress], None] | None]:
-    """What a study is to tell: the `progress` of `run_study`, open while it goes."""
-    if not shows(progress):
-        yield None if isinstance(progress, bool) else progress
-        return
-    with StudyWatcher(errors_console()) as shown:
-        yield shown
 
 
 class StudyWatcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from asyncfed import checks
 from asyncfed.errors import ScenarioError, TraceError, UnknownNameError
 from asyncfed.network.names import Names, plain_name
 from asyncfed.network.waves import Status
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _MOST_SQUARE = 20_000  # nodes: 3.2 GB in doubles
 
 
+@checks.checked
 class Trace:
     """The trace in `directory` as far as it was written when this object was made.
 
@@ -48,10 +51,12 @@ class Trace:
     there are any: those of a run's graph are in its scenario.json, so `load(run).trace` has them.
     """
 
-    def __init__(self, directory: Path | str, nodes: int | None = None, names: Names | None = None) -> None:
+    def __init__(
+        self, directory: checks.PathLike, nodes: int | None = None, names: Names | None = None
+    ) -> None:
         self.directory = Path(directory)
         self.server: int | None = None
-        if nodes is None and not self.directory.is_dir():
+        if nodes is None and not os.path.isdir(directory):
             raise TraceError(
                 f"{self.directory} is not a directory; give the directory that a run wrote its trace to"
             )

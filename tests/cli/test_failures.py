@@ -19,8 +19,11 @@ import pytest
         (["sgp_digits", "--set", "step=3"], "did you mean 'steps'?"),
         (["sgp_digits", "--set", "protocol.lrr=3"], "did you mean 'protocol.lr'?"),
         (["sgp_digits", "--set", "steps=few"], "steps is 'few'; it must be a whole number"),
-        (["sgp_digits", "--set", "protocol.batch=few"], "protocol.batch is 'few'; it must be a number"),
-        (["sgp_digits", "--set", "protocol.lr=-1"], "learning rate of -1"),
+        (
+            ["sgp_digits", "--set", "protocol.batch=few"],
+            "SGP: batch is 'few'; it must be a whole number, at least 1, or None",
+        ),
+        (["sgp_digits", "--set", "protocol.lr=-1"], "SGP: lr is -1; it must be a finite number above 0"),
         (["sgp_digits", "--set", "evaluate_every=often"], "evaluate_every is 'often'"),
         (["sgp_digits", "--set", "timing=Lockstop()"], "did you mean 'Lockstep'?"),
         (["sgp_digits", "--set", "timing=__import__('os').system('true')"], "cannot read"),
@@ -52,7 +55,7 @@ def test_a_directory_that_holds_a_run_is_not_touched(cli: Any, own: Path, tmp_pa
     [
         ("def scenario(", "def scenario(]", "own.py, line 8: SyntaxError"),
         ("lr=lr)", "lr=undefined)", "own.py, line 13: NameError: name 'undefined' is not defined"),
-        ("steps=steps", "steps=-1", "own.py, line 13: steps is -1"),
+        ("steps=steps", "steps=-1", "own.py, line 13: SGP: steps is -1"),
         ("from topologies import", "from topologies_ import", "own.py, line 5: ModuleNotFoundError"),
         ("return Scenario(", "return dict(", "returned {'name'"),
     ],

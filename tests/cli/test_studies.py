@@ -106,7 +106,7 @@ def test_list_sets_studies_apart(cli: Any, own_study: Path, monkeypatch: pytest.
             ["--set", "protocol.lr=3"],
             "set a parameter of its function study(): clients, steps, lr, wild, seed",
         ),
-        (["--set", "steps=-1"], "line 21: steps is -1"),
+        (["--set", "steps=-1"], "line 21: Local: steps is -1"),
         (["--backend", "rey"], "did you mean 'ray'?"),
         (["--device", "abacus"], "abacus"),
     ],

@@ -82,9 +82,11 @@ def test_a_limit_draws_by_seed_and_keeps_the_order() -> None:
     assert [whole.y[i].item() for i in rows] == first.y[:20].tolist()
 
 
-@pytest.mark.parametrize("limit", [0, 1798])
-def test_a_limit_out_of_range_is_refused(limit: int) -> None:
-    with pytest.raises(DataError, match=rf"limit is {limit}; dataset 'digits' has 1797 samples"):
+@pytest.mark.parametrize(
+    ("limit", "told"), [(0, "it must be a whole number"), (1798, "dataset 'digits' has 1797 samples")]
+)
+def test_a_limit_out_of_range_is_refused(limit: int, told: str) -> None:
+    with pytest.raises(DataError, match=f"limit is {limit}; {told}"):
         load_dataset("digits", limit=limit)
 
 

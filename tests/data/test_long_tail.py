@@ -51,7 +51,7 @@ def test_mnist_has_no_six_thousand_zeros() -> None:
 
 
 def test_tails_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(DataError, match="largest is 0; the first class keeps at least 1"):
+    with pytest.raises(DataError, match="long_tail: largest is 0; it must be a whole number, at least 1"):
         long_tail(numbered(9), 0, 0.5)
     for ratio in (0.0, 1.5, float("nan")):
         with pytest.raises(DataError, match=rf"ratio is {ratio}; .* in \(0, 1\]"):

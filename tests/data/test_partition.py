@@ -130,9 +130,11 @@ def test_more_clients_than_samples_are_refused(partition: Partition) -> None:
 
 
 def test_values_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(DataError, match="alpha of a Dirichlet partition is 0"):
+    with pytest.raises(
+        DataError, match="DirichletOverClients: alpha is 0; it must be a finite number above 0"
+    ):
         DirichletOverClients(0)
-    with pytest.raises(DataError, match=r"alpha of a Dirichlet partition is -1\.0"):
+    with pytest.raises(DataError, match=r"DirichletOverClasses: alpha is -1"):
         DirichletOverClasses(-1.0)
     with pytest.raises(DataError, match="per_client is 0"):
         LabelShards(0)
@@ -165,7 +167,7 @@ def test_a_text_that_names_no_partition_is_refused() -> None:
         parse_partition("dirichet:0.4")
     with pytest.raises(DataError, match="'' is not a number; write for instance"):
         parse_partition("dirichlet")
-    with pytest.raises(DataError, match="alpha of a Dirichlet partition is -1"):
+    with pytest.raises(DataError, match="DirichletOverClients: alpha is -1"):
         parse_partition("dirichlet:-1")
     with pytest.raises(DataError, match="'x' is not a number"):
         parse_partition("shards:x")

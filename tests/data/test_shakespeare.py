@@ -142,9 +142,13 @@ def test_a_missing_text_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pyte
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(DataError, match="stride is 0; it must be at least 1"):
+    with pytest.raises(
+        DataError, match="load_shakespeare: stride is 0; it must be a whole number, at least 1"
+    ):
         load_shakespeare(stride=0)
-    with pytest.raises(DataError, match="vocabulary is 1; it must be at least 2"):
+    with pytest.raises(
+        DataError, match="load_shakespeare: vocabulary is 1; it must be a whole number, at least 2"
+    ):
         load_shakespeare(vocabulary=1)
     with pytest.raises(DataError, match="fractions are"):
         load_shakespeare(fractions=(0.5, 0.5, 0.5))

@@ -159,7 +159,7 @@ def test_a_client_too_small_to_split_is_named_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("fractions", [(0.5, 0.5), (0.5, 0.2, 0.2), (-0.1, 0.6, 0.5), (0.0, 0.5, 0.5)])
 def test_fractions_that_are_none_are_refused(fractions: tuple[float, ...]) -> None:
-    with pytest.raises(DataError, match="fractions are"):
+    with pytest.raises(DataError, match="fractions"):
         partition_data(numbered(60), IID(), 3, seed=0, fractions=fractions)
 
 

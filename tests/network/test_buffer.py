@@ -357,7 +357,7 @@ def test_a_server_that_reaches_nobody_gives_up() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"size": 0}, "size is 0; it must be a whole number of answers, at least 1, or a fraction"),
+        ({"size": 0}, "Buffered: size is 0; it must be a whole number, at least 1, or a fraction in"),
         ({"size": 1.5}, "size is 1.5"),
         ({"at_work": True}, "at_work is True"),
         ({"at_work": 0.0}, "at_work is 0.0"),
@@ -375,9 +375,13 @@ def test_what_makes_no_sense_is_refused_by_name(wrong: dict[str, Any], says: str
 
 
 def test_decays_and_networks_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ScenarioError, match="power of PolynomialDecay is -1"):
+    with pytest.raises(
+        ScenarioError, match="PolynomialDecay: power is -1; it must be a finite number, at least 0"
+    ):
         PolynomialDecay(-1)
-    with pytest.raises(ScenarioError, match="until of HingeDecay is nan"):
+    with pytest.raises(
+        ScenarioError, match="HingeDecay: until is nan; it must be a finite number, at least 0"
+    ):
         HingeDecay(1.0, float("nan"))
     with pytest.raises(ScenarioError, match="at_work is 4, and there are 3 clients"):
         Buffered(1, at_work=4).check(Lockstep().network(star(3)), True)

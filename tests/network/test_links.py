@@ -239,18 +239,24 @@ def test_a_silent_network_has_the_clients_and_no_links() -> None:
         ({"probability": float("nan")}, "probability of edge 3→7 is nan;"),
         ({"probability": True}, "probability of edge 3→7 is True;"),
         ({"probability": np.True_}, "probability of edge 3→7 is True;"),
-        ({"probability": "0.5"}, "probability of edge 3→7 is 0.5;"),
+        ({"probability": "0.5"}, "probability of edge 3→7 is '0.5'; it must lie in (0, 1]"),
         ({"probability": [0.5]}, "probability of edge 3→7 is [0.5];"),
         ({}, "edge 3→7 carries no `probability`; set it on every edge"),
         ({"probability": None}, "edge 3→7 carries no `probability`"),
         ({"probability": 0.5, "loss": 1.0}, "loss of edge 3→7 is 1.0; it must lie in [0, 1)"),
         ({"probability": 0.5, "loss": -0.1}, "loss of edge 3→7 is -0.1;"),
-        ({"probability": 0.5, "loss": "no"}, "loss of edge 3→7 is no;"),
+        ({"probability": 0.5, "loss": "no"}, "loss of edge 3→7 is 'no'; it must lie in [0, 1)"),
         ({"probability": 0.5, "bandwidth": 0}, "bandwidth of edge 3→7 is 0; it must be above 0 bytes/s"),
         ({"probability": 0.5, "bandwidth": float("nan")}, "bandwidth of edge 3→7 is nan;"),
-        ({"probability": 0.5, "latency": -1}, "latency of edge 3→7: a constant duration of -1.0 must be"),
+        (
+            {"probability": 0.5, "latency": -1},
+            "latency of edge 3→7: a duration is -1; it must be a number, at least 0, or",
+        ),
         ({"probability": 0.5, "latency": "fast"}, "latency of edge 3→7: cannot read 'fast'"),
-        ({"probability": 0.5, "latency": None}, "latency of edge 3→7: cannot read None"),
+        (
+            {"probability": 0.5, "latency": None},
+            "latency of edge 3→7: a duration is None; it must be a number, at least 0, or",
+        ),
     ],
 )
 def test_a_bad_edge_is_named(marks: dict[str, Any], named: str) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import networkx as nx
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from asyncfed import Scenario, load, run
+from asyncfed.cli import app
 from asyncfed.errors import DivergenceError, ScenarioError, TraceError
 from asyncfed.network import GivenPresence, Names, VirtualTime
 from asyncfed.network.links import compile_network
@@ -98,6 +100,8 @@ def test_names_are_kept_wherever_a_person_looks_and_numbers_are_inside(tmp_path:
     assert (tmp_path / "all.csv").read_text().splitlines()[1].split(",")[1:3] == ['"hub"', '"ann"']
     assert again.trace.matrix("sent")[3].tolist() == [2, 4, 2, 0]
     assert len(pictures(again)) == 3
+    printed = CliRunner().invoke(app, ["trace", str(again.path), "--edge", "hub", "bob"])
+    assert (printed.exit_code, "4 messages from hub to bob" in printed.output) == (0, True)
     assert repr(run(again.scenario, out=tmp_path / "again").metrics) == repr(result.metrics)
     with pytest.raises(TraceError, match="did you mean 'bob'"):
         again.trace.edge("hub", "bobb")

@@ -245,9 +245,12 @@ def test_marks_survive_being_written_down_and_read(value: Any) -> None:
         ({"schedule": "Bursts(1, 2)"}, "schedule of edge 0→1 is 'Bursts(1, 2)'; it must be a list"),
         ({"schedule": "LinkTime([])"}, "schedule of edge 0→1: unknown a link's mark 'LinkTime'"),
         ({"bursts": 3}, "bursts of edge 0→1 is 3; it must be Bursts(good, bad), with their mean lengths"),
-        ({"bursts": "Bursts(0, 1)"}, "bursts of edge 0→1: the mean good time of bursts is 0.0"),
+        (
+            {"bursts": "Bursts(0, 1)"},
+            "bursts of edge 0→1: Bursts: good is 0; it must be a finite number above 0",
+        ),
         ({"probability": "Bursts(1, 1)"}, "probability of edge 0→1 is 'Bursts(1, 1)'; it must be a number"),
-        ({"probability": "often"}, "probability of edge 0→1 is often; it must lie in (0, 1]"),
+        ({"probability": "often"}, "probability of edge 0→1 is 'often'; it must lie in (0, 1]"),
     ],
 )
 def test_a_bad_mark_is_named(marks: dict[str, Any], named: str) -> None:
@@ -267,17 +270,29 @@ def test_bursts_shorter_than_a_step_are_refused_in_lockstep() -> None:
 @pytest.mark.parametrize(
     ("made", "named"),
     [
-        (lambda: Bursts(1, 2, 1.5), "the probability while bursts are bad is 1.5; it must lie in [0, 1]"),
-        (lambda: Bursts("a", 2), "good of bursts is 'a'; it must be a number"),
-        (lambda: LinkTimes([(0, 1)], period=-1), "the period of a schedule is -1.0; it must be above 0"),
+        (lambda: Bursts(1, 2, 1.5), "Bursts: probability is 1.5; it must be a number in [0, 1]"),
+        (lambda: Bursts("a", 2), "Bursts: good is 'a'; it must be a finite number above 0"),
+        (
+            lambda: LinkTimes([(0, 1)], period=-1),
+            "LinkTimes: period is -1; it must be a finite number above 0 or None",
+        ),
         (lambda: LinkTimes([(0, 3)], period=2), "the interval (0, 3) of a schedule does not lie within"),
         (lambda: VaryingProbability([(1, 0.5)]), "are at [1.0]; they must begin at 0 and rise"),
         (lambda: VaryingProbability([(0, 0.5), (0, 1)]), "they must begin at 0 and rise"),
-        (lambda: VaryingProbability([(0, 1.5)]), "the probability at time 0 is 1.5; it must lie in [0, 1]"),
+        (
+            lambda: VaryingProbability([(0, 1.5)]),
+            "VaryingProbability: points[0][1] is 1.5; it must be a number in [0, 1]",
+        ),
         (lambda: VaryingProbability([(0, 0)]), "is 0 at all times; leave out an edge that never exists"),
-        (lambda: VaryingProbability([(0, 1)], period=0), "it must end after its last point"),
+        (
+            lambda: VaryingProbability([(0, 1)], period=0),
+            "VaryingProbability: period is 0; it must be a finite number above 0 or None",
+        ),
         (lambda: VaryingProbability([(0, 1)], between="cubic"), "it must be 'constant' or 'linear'"),
-        (lambda: VaryingProbability([3]), "a point of a varying probability is 3; it must be (time,"),
+        (
+            lambda: VaryingProbability([3]),
+            "VaryingProbability: points[0] is 3; it must be (a finite number, at least 0,",
+        ),
     ],
 )
 def test_values_that_make_no_sense_are_refused(made: Any, named: str) -> None:

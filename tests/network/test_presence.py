@@ -80,10 +80,16 @@ def test_what_an_absence_does_is_handed_on() -> None:
     [
         (lambda: GivenPresence({}, absence="nap"), "absence is 'nap'; it must be 'pause' or 'crash'"),
         (lambda: GivenPresence({}, leaving="gone"), "leaving is 'gone'; it must be 'hand over' or 'lost'"),
-        (lambda: GivenPresence(lambda c: []), "GivenPresence.of(function, clients=20) makes a table of it"),
+        (
+            lambda: GivenPresence(lambda c: []),
+            "GivenPresence.of(function, clients=20) makes one of a function",
+        ),
         (lambda: GivenPresence([(0, 1)]), "it must be a table {client: [(from, to), …]}"),
         (lambda: GivenPresence({0: [(3, 2)]}), "the interval (3, 2) of client 0"),
-        (lambda: GivenPresence({0: [(0, 1)]}, period=0), "the period of a presence is 0"),
+        (
+            lambda: GivenPresence({0: [(0, 1)]}, period=0),
+            "GivenPresence: period is 0; it must be a finite number above 0 or None",
+        ),
         (
             lambda: attend(GivenPresence({3: []})),
             "the presence names client 3; the clients are a, b, c (or 0 to 2)",

@@ -311,12 +311,18 @@ def test_given_weights_are_used_as_given_and_a_link_that_is_down_leaves_its_shar
         (((1.0,),), "the weight matrix has 1 rows of length [1]; 3 clients need 3 rows of 3"),
         (((1.0, 0.0), (0.0, 1.0), (0.0, 1.0)), "the weight matrix has 3 rows of length [2]"),
         (((1.0, 0.0, 0.0), (0.0, 1.0), (0.0, 0.0, 1.0)), "the weight matrix has 3 rows of length [2, 3]"),
-        (((1.5, -0.5, 0), (0, 1, 0), (0, 0, 1)), "weight 0→1 is -0.5; weights must not be negative"),
+        (
+            ((1.5, -0.5, 0), (0, 1, 0), (0, 0, 1)),
+            "Given: matrix[0][1] is -0.5; it must be a finite number, at least 0",
+        ),
         (
             ((0.5, 0.4, 0), (0, 1, 0), (0, 0, 1)),
             "client 0 gives away and keeps sum to 0.9; they must sum to 1",
         ),
-        (((1, 0, 0), (0, float("nan"), 0), (0, 0, 1)), "client 1 gives away and keeps sum to nan"),
+        (
+            ((1, 0, 0), (0, float("nan"), 0), (0, 0, 1)),
+            "Given: matrix[1][1] is nan; it must be a finite number, at least 0",
+        ),
         (((0.5, 0, 0.5), (0, 1, 0), (0, 0, 1)), "weight 0→2 is 0.5, but the topology has no such link"),
     ],
 )

@@ -102,8 +102,8 @@ def test_a_recipe_builds_the_same_problem_again() -> None:
         ({"clients": 0}, "clients is 0"),
         ({"outer_dimension": 6}, r"outer_dimension is 6; it must lie in 1\.\.5"),
         ({"outer_dimension": 0}, "outer_dimension is 0"),
-        ({"curvature": (0.0, 1.0)}, r"curvature is \(0.0, 1.0\)"),
-        ({"bend": -1.0}, r"bend -1\.0; neither may be negative"),
+        ({"curvature": (0.0, 1.0)}, r"compositional: curvature\[0\] is 0\.0"),
+        ({"bend": -1.0}, r"compositional: bend is -1\.0; it must be a finite number, at least 0"),
         ({"heterogeneity": -1.0}, r"heterogeneity is -1\.0"),
     ],
 )

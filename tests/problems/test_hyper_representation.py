@@ -148,7 +148,9 @@ def test_networks_that_cannot_be_cut_are_refused() -> None:
         from_digits(inner_layers=2)
     with pytest.raises(ScenarioError, match=r"the last 3 linear layers .* 1\.\.2"):
         from_digits(inner_layers=3)
-    with pytest.raises(ScenarioError, match=r"l2 is -0\.1; it must be at least 0"):
+    with pytest.raises(
+        ScenarioError, match=r"hyper_representation: l2 is -0\.1; it must be a finite number, at least 0"
+    ):
         from_digits(l2=-0.1)
     with pytest.raises(DataError, match="the second fraction must be positive"):
         from_digits(fractions=(0.8, 0.0, 0.2))

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from asyncfed.data import load_dataset
-from asyncfed.errors import DataError, ScenarioError, UnknownNameError
+from asyncfed.errors import DataError, ScenarioError
 from asyncfed.problems import Derivatives, Problem, logistic_pair, problem_from_recipe
 
 real = os.environ.get("ASYNCFED_DATA")
@@ -131,9 +131,9 @@ def test_pairs_that_make_no_sense_are_refused() -> None:
             from_digits(digits=digits)
     with pytest.raises(DataError, match=r"need 600, but 'digits' has 36\d images of 0 and 1; use at most 60"):
         from_digits(digits=(0, 1), samples=100)
-    with pytest.raises(UnknownNameError, match="unknown personal 'label'; did you mean 'labels'"):
+    with pytest.raises(DataError, match="personal is 'label'; did you mean 'labels'"):
         from_digits(personal="label")
-    with pytest.raises(ScenarioError, match=r"l2 is 0\.0; it must be positive"):
+    with pytest.raises(ScenarioError, match=r"l2 is 0\.0; it must be a finite number above 0"):
         from_digits(l2=0.0)
-    with pytest.raises(DataError, match="both must be at least 1"):
+    with pytest.raises(DataError, match="clients is 0; it must be a whole number, at least 1"):
         from_digits(clients=0)

@@ -119,11 +119,14 @@ def test_a_recipe_builds_the_same_problem_again() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"clients": 0}, "clients is 0; it must be at least 1"),
+        ({"clients": 0}, "minimax_saddle: clients is 0; it must be a whole number, at least 1"),
         ({"dimension": 0}, "dimension is 0"),
-        ({"spread": -1.0}, r"spread is -1\.0; it must be at least 0"),
-        ({"regularization": 0.0}, r"regularization is 0\.0; it must be positive"),
-        ({"curvature": (2.0, 1.0)}, r"curvature is \(2\.0, 1\.0\); it must be two positive numbers"),
+        ({"spread": -1.0}, r"minimax_saddle: spread is -1\.0; it must be"),
+        (
+            {"regularization": 0.0},
+            r"minimax_saddle: regularization is 0\.0; it must be a finite number above 0",
+        ),
+        ({"curvature": (2.0, 1.0)}, r"curvature is \(2\.0, 1\.0\); give the smaller one first"),
     ],
 )
 def test_saddles_that_make_no_sense_are_refused(arguments: dict[str, Any], message: str) -> None:

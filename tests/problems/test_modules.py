@@ -363,7 +363,7 @@ def test_mistakes_are_told_before_anything_runs() -> None:
     for given, words in (
         ({"module": Flat()}, None),
         ({"module": Flat(), "loss": "mean_squared"}, "loss is 'mean_squared'; it must be 'cross_entropy'"),
-        ({"module": 3}, "module is a int"),
+        ({"module": 3}, "from_module: module is 3; it must be a torch module"),
         ({"module": lambda n: Flat()}, "without arguments"),
         ({"module": lambda: 3}, "makes a int"),
         ({"module": Flat, "outer": "neck"}, "outer names 'neck', and no parameter begins with that"),
@@ -378,7 +378,7 @@ def test_mistakes_are_told_before_anything_runs() -> None:
             continue
         with pytest.raises(ScenarioError, match=words):
             from_module(data=data(), **given)
-    with pytest.raises(ScenarioError, match="data is a list"):
+    with pytest.raises(ScenarioError, match=r"data is .*; it must be ClientData: asyncfed\.data"):
         from_module(Flat, [1])  # type: ignore[arg-type]
     problem = from_module(Flat, data(), buffers="averaged")
     with pytest.raises(ScenarioError, match="PushPull does not move such; give from_module buffers='local'"):

@@ -273,11 +273,13 @@ def test_personalizations_that_make_no_sense_are_refused() -> None:
         UnknownNameError, match=r"unknown personalization 'mlt'.*Known: da, mtl, mtl\+da, none"
     ):
         small("mlt")
-    with pytest.raises(ScenarioError, match="components is 0; an ensemble has at least 1 model"):
+    with pytest.raises(
+        ScenarioError, match="personalized: components is 0; it must be a whole number in \\[1, 10,000\\]"
+    ):
         small("mtl", components=0)
-    with pytest.raises(ScenarioError, match=r"outer_l2 of 'labels' is -0\.1; it must be at least 0"):
+    with pytest.raises(ScenarioError, match=r"outer_l2\['labels'\] is -0\.1; it must be a finite number"):
         small("mtl+da", outer_l2={"labels": -0.1})
-    with pytest.raises(ScenarioError, match=r"outer_l2 of 'ensemble' is -1; it must be at least 0"):
+    with pytest.raises(ScenarioError, match=r"outer_l2 is -1; it must be .*, or a mapping"):
         small("mtl", outer_l2=-1)
     with pytest.raises(
         UnknownNameError, match=r"unknown part of the outer variable of 'mtl' in outer_l2 'labels'.*ensemble"

@@ -88,9 +88,11 @@ def test_heterogeneity_spreads_the_minimisers_and_noise_the_samples() -> None:
 
 
 def test_quadratics_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(DataError, match=r"curvature is \(0\.0, 1\.0\)"):
+    with pytest.raises(
+        DataError, match=r"quadratic: curvature\[0\] is 0\.0; it must be a finite number above 0"
+    ):
         quadratic(curvature=(0.0, 1.0))
-    with pytest.raises(DataError, match="dimension is 0; it must be at least 1"):
+    with pytest.raises(DataError, match="dimension is 0; it must be a whole number, at least 1"):
         quadratic(dimension=0)
-    with pytest.raises(DataError, match=r"noise -0\.1; neither may be negative"):
+    with pytest.raises(DataError, match=r"noise is -0\.1; it must be a finite number, at least 0"):
         quadratic(noise=-0.1)

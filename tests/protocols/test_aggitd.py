@@ -166,13 +166,13 @@ def test_as_n_grows_the_mean_over_q_becomes_the_hypergradient(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scale": 0.0}, r"scale is 0\.0; λ must be finite and above 0"),
+        ({"scale": 0.0}, r"AggITD: scale is 0"),
         ({"q": 4}, r"q is 4; it must be 'random' or a number in 0\.\.3"),
         ({"q": -1}, "q is -1"),
         ({"q": 1.5}, r"q is 1\.5"),
         ({"solver": "adam"}, "solver is 'adam'; it must be 'svrg' or 'sgd'"),
         ({"inner_rounds": 0}, "inner_rounds is 0; it must be a whole number, at least 1"),
-        ({"start": "cold"}, "start is 'cold'; it must be 'warm'"),
+        ({"start": "cold"}, "AggITD: start is 'cold'; it must be 'fresh'"),
         ({"inner": 0.1}, r"inner is 0\.1; it must be LocalSteps"),
         ({"server": 3}, "server is 3; it must be Server"),
         ({"batch": 0}, "batch is 0"),

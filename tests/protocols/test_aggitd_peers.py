@@ -121,8 +121,8 @@ def test_clients_that_cannot_reach_each_other_are_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mean_rounds": 0}, "mean_rounds is 0; it must be a whole number of rounds, at least 1"),
-        ({"scale": 0.0}, r"scale is 0\.0; λ must be finite and above 0"),
+        ({"mean_rounds": 0}, "PeerAggITD: mean_rounds is 0; it must be a whole number, at least 1"),
+        ({"scale": 0.0}, r"PeerAggITD: scale is 0"),
         ({"inner": 3}, "inner is 3; it must be LocalSteps"),
         ({"timed": True}, "timed is True, and local steps are given in epochs or for each client"),
     ],

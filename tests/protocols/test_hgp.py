@@ -443,8 +443,8 @@ def test_where_links_change_with_time_there_is_nothing_exact(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"alpha": 1.1}, r"alpha is 1.1; it must lie in \[0, 1\]"),
-        ({"beta": -0.1}, r"beta is -0.1; it must lie in \[0, 1\]"),
+        ({"alpha": 1.1}, r"VRHGP: alpha is 1"),
+        ({"beta": -0.1}, r"VRHGP: beta is -0"),
         ({"rounds": -1}, "rounds is -1"),
         ({"sampling": "both"}, "sampling is 'both'"),
         ({"expectations": "known"}, "expectations is 'known'"),

@@ -340,7 +340,7 @@ def test_going_back_needs_the_links_of_every_step_again(graph: nx.Graph, timing:
 
 
 def test_other_refusals() -> None:
-    with pytest.raises(ScenarioError, match="gather is 0; the sum over all clients needs at least 1 round"):
+    with pytest.raises(ScenarioError, match="ITDForward: gather is 0; it must be a whole number, at least 1"):
         ITDForward(gather=0)
     parts = with_links(nx.Graph([(0, 1), (2, 3)]), probability=1.0)
     for method in (ITDForward(), ITDBackward()):

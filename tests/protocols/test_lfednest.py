@@ -208,8 +208,8 @@ def test_with_local_sgd_it_ends_at_the_fixed_point_of_its_affine_map(
     ("change", "message"),
     [
         ({"setting": "single"}, "setting is 'single'; it must be 'bilevel', 'minimax' or 'compositional'"),
-        ({"sampling": "products"}, "sampling is 'products'; it must be 'parts' or 'iteration'"),
-        ({"start": None}, "start is None; it must be 'warm'"),
+        ({"sampling": "products"}, "sampling is 'products'; did you mean 'parts'"),
+        ({"start": None}, "start is None; it must be 'fresh'"),
         ({"inner_rounds": 1.5}, r"inner_rounds is 1\.5; it must be a whole number"),
         ({"inner": 3}, "inner is 3; it must be LocalSteps"),
     ],

@@ -179,13 +179,13 @@ def test_who_computes_with_whom_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lr": 0.0}, r"learning rate of 0\.0"),
+        ({"lr": 0.0}, r"LocalSteps: lr is 0"),
         (
             {"steps": 0},
-            "steps is 0; it must be a whole number, at least 1, or one such number for each client",
+            "LocalSteps: steps is 0; it must be a whole number, at least 1, a list, each",
         ),
-        ({"steps": ()}, r"steps is \(\)"),
-        ({"steps": (1, 0)}, r"steps is \(1, 0\)"),
+        ({"steps": ()}, r"steps is an empty list; give a number for each client, or one for all"),
+        ({"steps": (1, 0)}, r"LocalSteps: steps"),
         ({"steps": 2.5}, r"steps is 2\.5"),
         ({"epochs": 0}, "epochs is 0; it must be a whole number, at least 1, or None"),
         ({"batch": 0}, "batch is 0; it must be a whole number, at least 1, or None"),

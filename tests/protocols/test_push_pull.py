@@ -244,7 +244,7 @@ def test_whom_nobody_hears_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"steps": 1.5}, "steps is 1.5"),
-        ({"lr": float("nan")}, "learning rate of nan"),
+        ({"lr": float("nan")}, "PushPull: lr is nan; it must be a finite number above 0, StepDecay"),
         ({"batch": 0}, "batch is 0"),
         ({"weight_decay": float("inf")}, "weight_decay is inf"),
     ],

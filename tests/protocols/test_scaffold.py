@@ -135,8 +135,8 @@ def test_answers_that_nobody_used_take_their_change_along(name: str, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"option": "III"}, "unknown option of Scaffold 'III'"),
-        ({"server_lr": float("nan")}, "server_lr is nan; it must be a number, at least 0 and finite"),
+        ({"option": "III"}, "Scaffold: option is 'III'; did you mean 'II'"),
+        ({"server_lr": float("nan")}, "Scaffold: server_lr is nan; it must be a finite number, at least 0"),
         ({"server": Server(weighted=True)}, r"all clients count the same; use weighted=False"),
     ],
 )

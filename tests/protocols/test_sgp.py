@@ -261,8 +261,8 @@ def test_fedavg_refuses_anything_but_the_full_graph(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"steps": -1}, "steps is -1"),
-        ({"lr": 0.0}, "learning rate of 0.0"),
-        ({"lr": float("nan")}, "learning rate of nan"),
+        ({"lr": 0.0}, "SGP: lr is 0"),
+        ({"lr": float("nan")}, "SGP: lr is nan; it must be a finite number above 0, StepDecay"),
         ({"order": "4c"}, "order is '4c'"),
         ({"batch": 0}, "batch is 0"),
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),

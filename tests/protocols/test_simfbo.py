@@ -167,10 +167,10 @@ def test_a_run_goes_on_where_another_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"server_rates": (0.1, 0.1)}, r"server_rates is \(0\.1, 0\.1\); it must be three numbers"),
-        ({"server_rates": (0.1, 0.0, 0.1)}, "server_rates is"),
-        ({"v_lr": -1.0}, "a learning rate of -1"),
-        ({"outer_lr": "fast"}, "a learning rate is 'fast'"),
+        ({"server_rates": (0.1, 0.1)}, r"SimFBO: server_rates"),
+        ({"server_rates": (0.1, 0.0, 0.1)}, "SimFBO: server_rates"),
+        ({"v_lr": -1.0}, "SimFBO: v_lr is -1"),
+        ({"outer_lr": "fast"}, "SimFBO: outer_lr is 'fast'; it must be a finite number above 0, StepDecay"),
         ({"inner": 0.1}, r"inner is 0\.1; it must be LocalSteps"),
         ({"outer_steps": -1}, "outer_steps is -1"),
     ],

@@ -77,13 +77,13 @@ def test_a_table_in_a_file_is_the_same_as_one_in_python(tmp_path: Path) -> None:
     ("devices", "shares", "named"),
     [
         (KINDS, {"phone": 0.5}, "the shares {'phone': 0.5} add up to 0.5; they must to 1"),
-        (KINDS, {"phone": 1.5}, "the share of phone is 1.5; it must lie in [0, 1]"),
+        (KINDS, {"phone": 1.5}, "with_devices: shares['phone'] is 1.5; it must be a number in [0, 1]"),
         (KINDS, {"fone": 1.0}, "unknown device 'fone'; did you mean 'phone'"),
         (KINDS, ["phone", "tablet", "box"], "unknown device 'tablet'"),
-        (KINDS, ["phone"], "or the devices of all 3 clients in order"),
-        (KINDS, "phone", "or the devices of all 3 clients in order"),
+        (KINDS, ["phone"], "it must be a mapping from device to share"),
+        (KINDS, "phone", "it must be a mapping from device to share"),
         ({}, None, "no devices are given"),
-        ({"phone": 4}, None, "device 'phone' is 4; it must be a name with Device(…)"),
+        ({"phone": 4}, None, "with_devices: devices['phone'] is 4; it must be Device(…)"),
         ("nowhere.csv", None, "cannot read the devices in nowhere.csv"),
     ],
 )
@@ -97,7 +97,7 @@ def test_what_cannot_be_shared_out_is_refused_by_name(devices: Any, shares: Any,
     [
         ("device,speed\nphone,3\n", "devices.csv is 'device,speed'; it must be device,compute"),
         ("device,compute\nphone,fast\n", "line 2 of"),
-        ("device,compute\nphone,0\n", "compute of a device is 0.0; it must be finite and above 0"),
+        ("device,compute\nphone,0\n", "Device: compute is 0.0; it must be a finite number above 0"),
         ("device,uplink\nphone,1\nphone,2\n", "names the device 'phone'; every line must name another"),
         ("device,uplink\nphone,1,2\n", "line 2 of"),
         ("device,compute\n", "no devices are given"),
@@ -166,17 +166,22 @@ def test_what_has_no_distance_is_refused_by_name() -> None:
     graph.nodes[1]["pos"] = "here"
     with pytest.raises(TopologyError, match="pos of node 1 is 'here'; it must be coordinates"):
         with_links(graph)
-    with pytest.raises(TopologyError, match=re.escape("latency of a unit is -1; it must be finite")):
+    with pytest.raises(
+        TopologyError, match=re.escape("ByDistance: per_unit is -1; it must be a finite number, at least 0")
+    ):
         by_distance(0.0, -1)
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"radius": 0}, "radius is 0; it must lie in (0, √2]"),
+        ({"radius": 0}, "random_geometric: radius is 0; it must be a number in (0, √2], √2 being the"),
         ({"radius": 0.01}, "none of 100 random geometric graphs with n=20 and radius=0.01 was connected"),
         ({"radius": 1.0, "latency": 3.0}, "latency is 3.0; it must be (base, per_unit)"),
-        ({"radius": 1.0, "latency": (1.0, -3.0)}, "latency of a unit is -3.0"),
+        (
+            {"radius": 1.0, "latency": (1.0, -3.0)},
+            "random_geometric: latency[1] is -3.0; it must be a finite number, at least 0",
+        ),
     ],
 )
 def test_a_plane_that_cannot_be_is_refused_by_name(options: dict[str, Any], named: str) -> None:

@@ -66,12 +66,12 @@ def test_a_torus_is_a_grid_with_its_borders_linked() -> None:
 @pytest.mark.parametrize("generator", [fully_connected, edgeless, ring])
 @pytest.mark.parametrize("n", [0, -1, 2.0, "4", None, True])
 def test_a_number_of_clients_must_be_a_whole_number_of_at_least_one(generator: object, n: object) -> None:
-    with pytest.raises(TopologyError, match=rf"n is {n!r}; it must be a whole number of at least 1"):
+    with pytest.raises(TopologyError, match=rf"n is {n!r}; it must be a whole number, at least 1"):
         generator(n)
 
 
 def test_sides_and_flags_are_checked() -> None:
-    with pytest.raises(TopologyError, match="rows is 0; it must be a whole number of at least 1"):
+    with pytest.raises(TopologyError, match="rows is 0; it must be a whole number, at least 1"):
         grid(0, 3)
     with pytest.raises(TopologyError, match="columns is -2; it must be"):
         torus(3, -2)

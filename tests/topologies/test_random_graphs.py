@@ -111,7 +111,7 @@ def test_a_small_world_that_falls_apart_in_every_attempt_is_refused() -> None:
 
 @pytest.mark.parametrize("p", [0, -0.1, 1.2, float("nan"), "0.4", None])
 def test_p_must_be_a_probability(p: object) -> None:
-    with pytest.raises(TopologyError, match=rf"p is {p!r}; it must lie in \(0, 1\]; use edgeless"):
+    with pytest.raises(TopologyError, match=rf"p is {p!r}; it must be a number in \(0, 1\]; use edgeless"):
         erdos_renyi(10, p)
 
 
@@ -140,11 +140,13 @@ def test_neighbours_must_be_even_and_fewer_than_the_clients(neighbours: int) -> 
 
 
 def test_other_bad_input_is_named() -> None:
-    with pytest.raises(TopologyError, match=r"neighbours is 0; it must be a whole number of at least 2"):
+    with pytest.raises(
+        TopologyError, match=r"small_world: neighbours is 0; it must be a whole number, at least 2"
+    ):
         small_world(10, 0, 0.1)
-    with pytest.raises(TopologyError, match=r"rewire is 1.1; it must lie in \[0, 1\]"):
+    with pytest.raises(TopologyError, match=r"rewire is 1.1; it must be a number in \[0, 1\]"):
         small_world(10, 2, 1.1)
-    with pytest.raises(TopologyError, match=r"attempts is 0; it must be a whole number of at least 1"):
+    with pytest.raises(TopologyError, match=r"erdos_renyi: attempts is 0; it must be a whole number in"):
         erdos_renyi(10, 0.5, attempts=0)
     with pytest.raises(TopologyError, match=r"seed is 1.5; it must be a whole number"):
         erdos_renyi(10, 0.5, seed=1.5)
