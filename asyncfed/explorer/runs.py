@@ -57,8 +57,10 @@ class ExploredRun:
             try:
                 self.index.follow(enough)
                 self.error = ""
-            except AsyncfedError as error:
+            except (AsyncfedError, OSError) as error:
                 self.error = str(error)
+            except Exception as error:  # who follows goes on, and the page says it
+                self.error = f"unexpected {type(error).__name__}: {error}"
 
     def state(self) -> dict[str, Any]:
         """What changes while a run goes."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -82,9 +83,11 @@ class ExplorerServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no error."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
     def _follow(self) -> None:
-        """Take up what the runs have recorded, and go on as long as one may still record more."""
+        """Take up what the runs have recorded, and again and again what they have since."""
         while True:
             for run in self.runs:
                 run.follow(self._ended.is_set)
@@ -127,8 +130,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.NOT_FOUND, str(error))
         except BadQuestionError as error:
             return self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-        except (AsyncfedError, OSError, MemoryError) as error:
+        except (AsyncfedError, OSError) as error:
             return self._refuse(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except Exception as error:  # of ours, or of a file that is damaged in a new way: the page says so
+            return self._refuse(
+                HTTPStatus.INTERNAL_SERVER_ERROR, f"unexpected {type(error).__name__}: {error}"
+            )
         return self._send(HTTPStatus.OK, kind, content)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:

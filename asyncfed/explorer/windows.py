@@ -16,7 +16,7 @@ import pyarrow as pa
 from asyncfed.explorer.index import Columns, Piece, TraceIndex, Window
 from asyncfed.explorer.overview import LANES
 from asyncfed.network.waves import Status
-from asyncfed.trace.columns import MESSAGES, STALENESS, STATUS_NAMES, STEPS
+from asyncfed.trace.columns import MESSAGES, SCHEMAS, STALENESS, STATUS_NAMES, STEPS
 from asyncfed.trace.queries import dictionary_codes, status_codes
 
 MOST_ARROWS = 4000
@@ -81,8 +81,6 @@ def edge(index: TraceIndex, sender: int, receiver: int, time: Window, at: float)
 
 def message_columns(tables: list[pa.Table]) -> Answer:
     """Rows as numbers, and what the numbers of phases and kinds stand for."""
-    from asyncfed.trace.columns import SCHEMAS
-
     rows = pa.concat_tables([SCHEMAS[MESSAGES].empty_table(), *tables]).unify_dictionaries()
     columns: Columns = {name: rows[name].to_numpy() for name in _PLAIN}
     for name in _NULLABLE:
