@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test lint bench clean
 
 demo: $(STAMP)
-	$(BIN)/asyncfed run quickstart --pictures
+	$(BIN)/asyncfed run quickstart --pictures --report
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadgroup

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncfed.adaptation import Adapted, adapt
     from asyncfed.callbacks import Callback, EvaluationReport, MessageSummary, PhaseStart, RunStart
     from asyncfed.comparison import Comparison, compare
     from asyncfed.errors import (
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from asyncfed.trace import Trace
 
 _HOMES = {
+    "asyncfed.adaptation": ("Adapted", "adapt"),
     "asyncfed.callbacks": ("Callback", "EvaluationReport", "MessageSummary", "PhaseStart", "RunStart"),
     "asyncfed.comparison": ("Comparison", "compare"),
     "asyncfed.errors": (
@@ -99,6 +101,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __version__ = "0.1.0"
 __all__ = [
     "ActorLostError",
+    "Adapted",
     "AsyncfedError",
     "AtLeast",
     "AtMost",
@@ -136,6 +139,7 @@ __all__ = [
     "UnknownNameError",
     "UnsoundWarning",
     "VirtualTime",
+    "adapt",
     "compare",
     "export",
     "hypergradient",

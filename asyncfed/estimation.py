@@ -24,9 +24,16 @@ from asyncfed.network.expectations import require_stationary
 from asyncfed.network.timing import Lockstep, Timing
 from asyncfed.network.weights import Uniform, Weights
 from asyncfed.problems import Derivatives, Params, Problem
-from asyncfed.protocols import HGP, VRHGP, EstimateHypergradient, ExactBackprop, ITDBackward, ITDForward
+from asyncfed.protocols import (
+    HGP,
+    VRHGP,
+    EpochSGP,
+    EstimateHypergradient,
+    ExactBackprop,
+    ITDBackward,
+    ITDForward,
+)
 from asyncfed.protocols.pdbo import Estimator, Hypergradient, Inner
-from asyncfed.protocols.schedules import first_rate
 from asyncfed.result import Result
 from asyncfed.runner import run
 from asyncfed.scenario import Scenario
@@ -147,15 +154,21 @@ def hypergradient(
     network = timing.network(topology)
     heard, sharing = (network, weights) if inner.sends else (network.silent(), Uniform())
     p_bar = expected_matrix(heard, *sharing.prepare(heard).expected())
-    step = InnerMap(first_rate(inner.lr), inner.order, inner.weight_decay)
+    step = InnerMap(inner.backward_lr, inner.order, inner.weight_decay)
     pace = timing.pace(network, network.n, inner.samples_per_step(problem))
     in_step = not inner.sends or bool(np.ptp(pace) <= 1e-9 * pace.max())
-    comparable = network.lossless and in_step and heard.stationary
+    alike = not (isinstance(inner, EpochSGP) and inner.weighted)  # all clients count the same
+    if not alike and not (isinstance(at, str) and at == "solve"):
+        raise ScenarioError(
+            f"{type(inner).__name__}(weighted=True) has push-sum weights of its own, which only its steps "
+            "lead to; estimate at='solve', or with weighted=False"
+        )
+    comparable = network.lossless and in_step and heard.stationary and alike
     if truth is True and not (comparable and affordable(problem)):
         raise ScenarioError(
             "there is no dense truth to compare with: it is that of the lockstep iteration, for networks "
-            "that lose nothing and do not change with time, clients of the same mean pace and small "
-            "problems; leave out truth=True"
+            "that lose nothing and do not change with time, clients of the same mean pace that count the "
+            "same, and small problems; leave out truth=True"
         )
     initial: dict[str, Tensor] = {}
     solve = isinstance(at, str) and at == "solve"

@@ -71,7 +71,7 @@ class Result:
     def metrics(self) -> pd.DataFrame:
         """One row per evaluation: step, virtual_time, train_loss, the problem's metrics over all test
         samples, their 10th percentile over clients where it makes sense, consensus, messages and bytes so
-        far.
+        far, and (where the method says what it computes) gradients and hessian_products of minibatches.
         """
         return _frame(self._evaluations())
 
@@ -94,7 +94,9 @@ class Result:
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """One row per client: steps and final metrics; empty for a run that did not end."""
+        """One row per client: steps, gradients and hessian_products where they are known, and final metrics;
+        empty for a run that did not end.
+        """
         rows, names = self._rows("clients.jsonl"), self.names
         frame = _frame(rows)
         if names.given and rows:
@@ -198,6 +200,14 @@ class Result:
         if self._final is None:
             self._final = self._saved()
         return self._final
+
+    def report(self, path: PathLike | None = None) -> Path:
+        """Write one HTML file that says and draws all of this, by default `report.html` in its directory;
+        returns its path.
+        """
+        from asyncfed.report.document import report
+
+        return report(self.path, self.path / "report.html" if path is None else path)
 
     def model(self, client: int | None = None, problem: Problem | None = None) -> dict[str, torch.Tensor]:
         """A client's final model by name, or the server's: what `load_state_dict` of the module takes.

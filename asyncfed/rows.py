@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from asyncfed.runtime.evaluation import Evaluation
 from asyncfed.trace import Totals
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 
 
 def metrics_row(item: Evaluation, totals: Totals) -> dict[str, Any]:
@@ -23,12 +28,7 @@ def metrics_row(item: Evaluation, totals: Totals) -> dict[str, Any]:
         if len(known):
             column = "train_loss" if name == "loss" else name
             row[column if column not in item.sums else f"reported_{column}"] = float(known.mean())
-    counts = item.counts
-    for name, sums in item.sums.items():
-        row[name] = float(sums.sum() / counts.sum())
-        if name == "accuracy":
-            judged = counts > 0
-            row["accuracy_p10"] = float(np.percentile(sums[judged] / counts[judged], 10))
+    row |= means(item.sums, item.counts)
     if item.outer_step is not None:
         row["outer_step"] = item.outer_step
         for name, sums in item.validation.items():
@@ -42,7 +42,19 @@ def metrics_row(item: Evaluation, totals: Totals) -> dict[str, Any]:
         "delivered": totals.delivered + unrecorded.arrived - unrecorded.early,
         "lost": totals.lost,
         "bytes": totals.bytes + unrecorded.bytes,
+        **{name: int(each.sum()) for name, each in item.computed.items()},
     }
+
+
+def means(sums: Mapping[str, FloatArray], counts: IntArray) -> dict[str, float]:
+    """Metrics over all samples, from their sums over those of each client."""
+    row: dict[str, float] = {}
+    for name, own in sums.items():
+        row[name] = float(own.sum() / counts.sum())
+        if name == "accuracy":
+            judged = counts > 0
+            row["accuracy_p10"] = float(np.percentile(own[judged] / counts[judged], 10))
+    return row
 
 
 def client_rows(item: Evaluation) -> list[dict[str, Any]]:
@@ -50,6 +62,7 @@ def client_rows(item: Evaluation) -> list[dict[str, Any]]:
         means = {name: sums / item.counts for name, sums in item.sums.items()}
     return [
         {"client": int(client), "steps": int(item.steps[place]), "samples": int(item.counts[place])}
+        | {name: int(each[place]) for name, each in item.computed.items()}
         | {name: float(values[place]) for name, values in means.items()}
         for place, client in enumerate(item.clients)
     ]

@@ -198,8 +198,7 @@ def _require_outer(problem: Problem) -> None:
             f"the outer loss of problem {problem.name!r} is over validation samples, and there are none; "
             "give it some, or outer_split='train'"
         )
-    over = problem.data.validation if problem.outer_split == "validation" else problem.data.train
-    without = np.flatnonzero(over.sizes == 0)
+    without = np.flatnonzero(problem.outer_data.sizes == 0)
     if len(without):
         raise ScenarioError(
             f"the outer loss of problem {problem.name!r} is over {problem.outer_split} samples, and client "

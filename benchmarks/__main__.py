@@ -18,8 +18,10 @@ from benchmarks.table import Row
 def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
     from benchmarks.durability import checkpoints
     from benchmarks.events import event_driven, schedule_alone
+    from benchmarks.explorer import explorer
     from benchmarks.hypergradients import hypergradient_rounds
     from benchmarks.local import reference_work, small_model
+    from benchmarks.meta import meta
     from benchmarks.on_ray import many_actors, packed, traffic
     from benchmarks.servers import buffered, fedavg, fednest, tiny_rounds
     from benchmarks.sizes import sizes
@@ -33,9 +35,11 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "hgp": hypergradient_rounds,
         "fedavg": fedavg,
         "fednest": fednest,
+        "meta": meta,
         "rounds": tiny_rounds,
         "buffered": buffered,
         "trace": trace,
+        "explorer": explorer,
         "sizes": sizes,
         "packed": packed,
         "actors": many_actors,

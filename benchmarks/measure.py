@@ -55,7 +55,7 @@ def local_stage(scenario: Scenario, out: Path) -> tuple[Stage, LocalBackend, Tra
 def stepping(scenario: Scenario, out: Path, ticks: int = 1) -> tuple[Callable[[], None], TraceWriter]:
     """A function that makes the next steps of a real local run (in lockstep), or the next server rounds."""
     stage, _, writer = local_stage(scenario, out)
-    items: Iterator[Tick | Evaluation] = execute(scenario.protocol, stage)
+    items: Iterator[Tick | Evaluation] = iter(execute(scenario.protocol, stage))
 
     def step() -> None:
         made = 0

@@ -1,5 +1,6 @@
-"""What tests share: one Ray cluster for all that need it, in one process, and one torch thread in each, so
-that small steps do not fight for cores. Tests of a file share a process, for they share what they made.
+"""What tests share: one Ray cluster for all that need it, in one process, and so with the browser; one torch
+thread in each, so that small steps do not fight for cores. Tests of a file share a process, for they share
+what they made.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = item.nodeid.split("::")[0]
         if item.get_closest_marker("ray") and "test_clusters" not in group:  # which has clusters of its own
             group = "ray"
+        if item.get_closest_marker("browser"):
+            group = "browser"
         item.add_marker(pytest.mark.xdist_group(group))
 
 

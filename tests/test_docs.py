@@ -41,7 +41,9 @@ def defined(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize(("page", "runs"), [("write-a-method", 8), ("bring-your-own", 1)])
+@pytest.mark.parametrize(
+    ("page", "runs"), [("write-a-method", 8), ("bring-your-own", 1), ("personalized-methods", 4)]
+)
 def test_every_block_of_a_page_runs(page: str, runs: int, tmp_path: Path) -> None:
     """In one namespace and a process of its own, for it registers methods."""
     script = tmp_path / "page.py"

@@ -630,7 +630,7 @@ def test_building_a_scenario_from_a_file_downloads_nothing(
         {"problem": {"factory": "quadratic", "arguments": {"clients": 10**10}}},
         {"problem": {"factory": "quadratic", "arguments": {"dimension": 10**12}}},
         {"problem": {"factory": "quadratic", "arguments": {"dimension": 30_000}}},
-        {"problem": {"factory": "bilevel_quadratic", "arguments": {"outer_dimension": 50_000}}},
+        {"problem": {"factory": "bilevel_quadratic", "arguments": {"outer_dimension": 2_000_000_000}}},
         {"problem": {"factory": "classification", "arguments": {"clients": 3, "model": "mlp:10000000000"}}},
         {"problem": {"factory": "quadratic", "arguments": {"dimension": "x"}}},
         {"problem": {"factory": "os.system", "arguments": {"command": "true"}}},

@@ -32,7 +32,14 @@ from asyncfed.data import IID, Dataset, client_data_from_lists
 from asyncfed.network import Uniform, exact_expectations
 from asyncfed.network.links import compile_network
 from asyncfed.options import Options
-from asyncfed.problems import Layout, bilevel_quadratic, compositional, minimax_saddle, quadratic
+from asyncfed.problems import (
+    Layout,
+    bilevel_quadratic,
+    compositional,
+    minimax_saddle,
+    normal_mixture,
+    quadratic,
+)
 from asyncfed.protocols import SGP
 from asyncfed.registry import from_data, kind_of, registered, to_data
 from tests.examples import arguments
@@ -60,9 +67,10 @@ HOSTILE: tuple[Any, ...] = (
 )  # fmt: skip
 
 NOT_MADE_BY_HAND = {
-    *("Progress", "StudyProgress", "StudyResult", "HypergradientEstimate", "Shakespeare"),  # handed out
+    *("Progress", "StudyProgress", "StudyResult", "HypergradientEstimate", "Shakespeare", "Adapted"),
     *(
         "Comparison",
+        "Shakespeare",
         "Result",
         "RunStart",
         "PhaseStart",
@@ -109,7 +117,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     problem, net, one_step = quadratic(3, 2), compile_network(ring(3)), SGP(1, 0.1, batch=None)
     tilted, shares, shards = bilevel_quadratic(3, 2, 1, seed=1), Uniform().prepare(net), problem.data.train
     scenario = Scenario(problem=problem, topology=ring(3), protocol=one_step)
-    asyncfed.run(scenario, out=folder / "run")
+    result = asyncfed.run(scenario, out=folder / "run")
     study = Study("s", {"a": scenario}, lambda results: Summary())
     asyncfed.run_study(study, out=folder / "study", pictures=False)
     topologies.save(ring(3), folder / "graph.json")
@@ -121,6 +129,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "hypergradient": {"problem": tilted, "topology": ring(3), "inner": one_step, "rounds": 1},
         "compare": {},
         "export": {"run": folder / "run", "to": "csv"},
+        "adapt": {"result": result, "problem": problem},
         "load": {"path": folder / "run"},
         "load_study": {"path": folder / "study"},
         "resume": {"path": folder / "run"},
@@ -174,6 +183,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "Layout": {"names": None, "shapes": ((2,),)},
         "Problem": {"name": "p", "data": problem.data, "init_inner": problem.init_inner, "inner_loss": loss},
         "Stages": {"encode": loss, "loss": loss},
+        "Mixture": {"count": 2, "losses": loss},
+        "mixture_truth": {"problem": normal_mixture(2, samples=3)},
+        "normal_mixture": {"clients": 2, "samples": 3},
         "average_minimiser": {"problem": problem},
         "bilevel_quadratic": {"clients": 3, "dimension": 2},
         "classification": digits,

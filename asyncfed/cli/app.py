@@ -143,6 +143,10 @@ def run(
         int, typer.Option(min=0, help="How often lost Ray actors are replaced and the run goes on by itself.")
     ] = 10,
     pictures: Annotated[bool, typer.Option("--pictures", help="Also draw the result.")] = False,
+    report: Annotated[
+        bool,
+        typer.Option("--report", help="Also write one HTML file of it, shown if there is a display."),
+    ] = False,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
@@ -186,6 +190,7 @@ def run(
             checkpoint_every=_interval(checkpoint_every),
             max_recoveries=max_recoveries,
             pictures=pictures,
+            report=report,
         )
         return
     if workers is not None or metric is not None:
@@ -210,6 +215,7 @@ def run(
             checkpoint_every=_interval(checkpoint_every),
             max_recoveries=max_recoveries,
             pictures=pictures,
+            report=report,
         )
     else:
         from asyncfed.cli.studies import execute_study
@@ -228,6 +234,7 @@ def run(
             max_recoveries=max_recoveries,
             only=only,
             pictures=pictures,
+            report=report,
         )
 
 
@@ -309,8 +316,8 @@ def show(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run or a study.")],
 ) -> None:
     """Say what was run, how it ended, and its metrics, or a study's parts and summary."""
-    from asyncfed.cli.summary import describe
     from asyncfed.cli.tables import print_metrics, print_pairs, stdout
+    from asyncfed.description import describe
     from asyncfed.result import load
 
     if (path / "study.json").exists():
@@ -344,9 +351,9 @@ def trace(
     ] = None,
 ) -> None:
     """Ask the trace: traffic and delivery per edge, client, phase, step or round, or an edge's messages."""
-    from asyncfed.cli.summary import ending
     from asyncfed.cli.tables import print_frame, stdout, write_csv
     from asyncfed.cli.tracing import question
+    from asyncfed.description import ending
     from asyncfed.result import load
 
     if (path / "study.json").exists():
@@ -358,6 +365,43 @@ def trace(
     if csv is not None:
         write_csv(frame if top is None else frame.head(top), csv)
     print_frame(stdout(), frame.head(20 if top is None else top), len(frame), what, ending(result))
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def view(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN…", help="Directories of runs, finished or still going, or of studies."),
+    ],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free one.")] = 0,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Print the address, and do not open a browser.")
+    ] = False,
+) -> None:
+    """Explore runs in the browser: network, space-time, matrix, learning, clients; several side by side.
+
+    Served from this machine to this machine only, until Ctrl-C. No request leaves it.
+    """
+    from asyncfed.cli.viewing import serve
+
+    serve(paths, port, browser=not no_open)
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Directories of runs, or of a study.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML file for a colleague: what was run, how to run it again, tables, curves, network.
+
+    It opens from disk without a network, and has less than 5 MB.
+    """
+    from asyncfed.cli.tables import stdout
+    from asyncfed.report.document import report as write
+
+    stdout().print(str(write(paths, out)), soft_wrap=True)
 
 
 @app.command(epilog=EXIT_CODES)

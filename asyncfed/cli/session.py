@@ -7,8 +7,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from asyncfed.cli.summary import links_line
+from asyncfed.cli.browser import write_report
 from asyncfed.cli.tables import print_metrics, print_pairs, stderr, stdout
+from asyncfed.description import links_line
 from asyncfed.errors import RunError, RunExistsError, ScenarioError
 from asyncfed.options import Options
 from asyncfed.printable import duration
@@ -35,6 +36,7 @@ def execute(
     checkpoint_every: str | int | None,
     max_recoveries: int,
     pictures: bool,
+    report: bool,
 ) -> None:
     """Run, print the result and where everything is; a run that stops early says where its part is."""
     if out is not None and (out / "study.json").exists():
@@ -73,6 +75,8 @@ def execute(
                 path.rmdir()
         raise
     _report(result, pictures)
+    if report:
+        write_report(result)
 
 
 def go_on(

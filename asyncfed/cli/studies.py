@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
+from asyncfed.cli.browser import write_report
 from asyncfed.cli.tables import print_columns, print_pairs, stderr, stdout
 from asyncfed.errors import ScenarioError, TraceError
 from asyncfed.options import Options
@@ -44,6 +45,7 @@ def execute_study(
     max_recoveries: int,
     only: Sequence[str] | None,
     pictures: bool,
+    report: bool,
 ) -> None:
     """Run, print the summary and where everything is.
 
@@ -96,6 +98,8 @@ def execute_study(
     )
     console.print()
     print_pairs(console, where)
+    if report:
+        write_report(result)
 
 
 def show_study(path: Path) -> None:

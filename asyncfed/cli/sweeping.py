@@ -28,6 +28,7 @@ def execute_sweep(
     *,
     backend: str,
     out: Path | None,
+    report: bool,
     **options: Any,
 ) -> None:
     """Run, print the table and where everything is; runs that failed are told at the end, as an error."""
@@ -68,6 +69,8 @@ def execute_sweep(
     print_summary(console, result)
     quoted = shlex.quote(str(result.path))
     where = {"wall time of all runs": duration(seconds_of(result)), "sweep": str(result.path)}
+    if report:
+        where["report"] = str(result.report())
     print_pairs(console, where | {"more": f"asyncfed compare {quoted}"})
     failed = [part for part, state in result.parts.items() if "error" in state]
     if failed:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from asyncfed.description import value_text
 from asyncfed.reading import parsed
 from asyncfed.result import Result
 from asyncfed.scenario_data import comparable
@@ -92,15 +93,3 @@ def _topology(data: Any) -> Any:
 def _shown(value: Any) -> str:
     text = value_text(value)
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
-
-
-def value_text(value: Any) -> str:
-    """Plain data as it would be written: `SGP(steps=3, lr=0.1)`."""
-    if isinstance(value, dict):
-        if "own" in value:
-            return str(value["own"])
-        fields = ", ".join(f"{key}={value_text(item)}" for key, item in value.items() if key != "type")
-        return f"{value['type']}({fields})" if "type" in value else f"{{{fields}}}"
-    if isinstance(value, list):
-        return f"({', '.join(map(value_text, value))})"
-    return str(value)

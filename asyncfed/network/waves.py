@@ -143,6 +143,7 @@ class Snapshot:
     part: int = 0
     unrecorded: Unrecorded = field(default_factory=Unrecorded)
     rounds: int | None = None  # of the server, where there is one
+    counts: dict[str, IntArray] = field(default_factory=dict)  # what works have added, of each client
     ends: FloatArray | None = None  # where nobody waits for others: when each client is through with the part
 
 

@@ -16,9 +16,11 @@ from asyncfed.problems.logistic_pair import logistic_pair
 from asyncfed.problems.loss_tuning import loss_tuning
 from asyncfed.problems.minimax_saddle import minimax_saddle, saddle_point
 from asyncfed.problems.modules import from_module
+from asyncfed.problems.normal_mixture import mixture_truth, normal_mixture
 from asyncfed.problems.personalized import personalized, personalized_classification
 from asyncfed.problems.problem import (
     Buffers,
+    Mixture,
     Problem,
     Recipe,
     Stages,
@@ -33,6 +35,7 @@ __all__ = [
     "Buffers",
     "Derivatives",
     "Layout",
+    "Mixture",
     "Params",
     "Problem",
     "Recipe",
@@ -48,6 +51,8 @@ __all__ = [
     "logistic_pair",
     "loss_tuning",
     "minimax_saddle",
+    "mixture_truth",
+    "normal_mixture",
     "personalized",
     "personalized_characters",
     "personalized_classification",

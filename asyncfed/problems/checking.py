@@ -41,6 +41,14 @@ def check_functions(problem: Problem) -> None:
                 f"metric {name!r} of problem {problem.name!r} returns {_form(values)} for {len(batch[0])} "
                 "samples; it must be a tensor with one number for each sample"
             )
+    if (mixture := problem.mixture) is not None:
+        found = mixture.losses(inner, batch)
+        if not isinstance(found, Tensor) or found.shape != (mixture.count, len(batch[0])):
+            raise ScenarioError(
+                f"the losses of the mixture of problem {problem.name!r} are {_form(found)} for "
+                f"{mixture.count} models and {len(batch[0])} samples; they must be a tensor of shape "
+                f"({mixture.count}, {len(batch[0])})"
+            )
 
 
 def check_data(problem: Problem) -> None:

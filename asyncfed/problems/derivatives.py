@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,13 +36,12 @@ from asyncfed.checks import checked
 from asyncfed.data import ClientShards
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
-from asyncfed.problems.problem import Batch, Problem, no_outer
+from asyncfed.problems.problem import Batch, Level, Problem, no_outer
 from asyncfed.problems.replay import Replay
 from asyncfed.problems.threads import WORTH_SHARING
 
 Kernel = Callable[..., tuple[Params, ...]]
 Scale = float | Tensor
-Level = Literal["inner", "outer"]
 
 _SCALAR = Layout(None, ((),))
 # Evaluation works in pieces: at most this many bytes at a time, counting a sample as 32 times its own size,
@@ -90,10 +89,28 @@ class Derivatives:
             outer_loss=lambda x, lam, batch: loss(x, batch),
             init_outer=no_outer,
             stages=None,
+            mixture=None,
             metrics={},
             joint_metrics=None,
         )
         return Derivatives(second, self.inner, Layout.of({}))
+
+    def mixed(self) -> Derivatives | None:
+        """Of the loss of a mixture, a function of x and of batches with weights; None where there is none."""
+        mixture = self.problem.mixture
+        if mixture is None:
+            return None
+        weighed = dataclasses.replace(
+            self.problem,
+            inner_loss=mixture.loss,
+            outer_loss=mixture.loss,
+            init_outer=no_outer,
+            stages=None,
+            mixture=None,
+            metrics={},
+            joint_metrics=None,
+        )
+        return Derivatives(weighed, self.inner, Layout.of({}))
 
     def inner_gradient(
         self,

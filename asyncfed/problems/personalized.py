@@ -40,7 +40,7 @@ from asyncfed.models import (
 )
 from asyncfed.problems.classification import cross_entropies, half_square
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, OuterSplit, Problem, problem_factory
+from asyncfed.problems.problem import Batch, Mixture, OuterSplit, Problem, problem_factory
 
 _PARTS = {"none": (), "da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}
 
@@ -121,9 +121,15 @@ def personalized(
         output: Tensor = functional_call(module, x, (inputs,))
         return output
 
-    def sample_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+    def model_losses(x: dict[str, Tensor], batch: Batch) -> Tensor:
         inputs, labels = batch
-        each = cross_entropies(logits(x, inputs), labels)
+        return cross_entropies(logits(x, inputs), labels)
+
+    def penalty(x: dict[str, Tensor]) -> Tensor:
+        return half_square(x, l2)
+
+    def sample_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        each = model_losses(x, batch)
         return -log_mixture(-each, lam["ensemble"]) if ensemble else each
 
     def correct(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -137,7 +143,7 @@ def personalized(
         each = sample_loss(x, lam, batch)
         if "labels" in parts:
             each = label_weights(lam["labels"]).gather(0, batch[1]) * each
-        return each.mean() + half_square(x, l2) if l2 else each.mean()
+        return each.mean() + penalty(x) if l2 else each.mean()
 
     def outer_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
         loss = sample_loss(x, lam, batch).mean()
@@ -162,6 +168,7 @@ def personalized(
         init_outer=init_outer,
         outer_split=outer_split,
         metrics={"loss": sample_loss, "accuracy": correct},
+        mixture=Mixture(components, model_losses, penalty if l2 else None) if kind == "mtl" else None,
         vectorize=vectorize,
     )
 

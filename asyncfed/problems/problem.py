@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, ParamSpec, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncfed.checks import checked, shown
-from asyncfed.data import ClientData
+from asyncfed.checks import PositiveInt, checked, shown
+from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.problems.layout import Params
 from asyncfed.registry import ONE_OF_YOUR_OWN, NotPlainError, from_data, register, registered, to_data
@@ -30,11 +32,13 @@ Batch = tuple[Tensor, ...]
 Loss = Callable[[Any, Any, Batch], Tensor]
 Init = Callable[[torch.Generator], Params]
 OuterSplit = Literal["train", "validation"]
+Level = Literal["inner", "outer"]
 
 OWN_COLUMNS = frozenset(
     {
         "phase", "step", "outer_step", "virtual_time", "train_loss", "accuracy_p10", "consensus",
-        "messages", "delivered", "lost", "bytes", "client", "steps", "samples",
+        "messages", "delivered", "lost", "bytes", "gradients", "hessian_products",
+        "client", "steps", "samples",
     }
 )  # fmt: skip
 """What a run writes beside a problem's metrics (and `validation_…`), so no metric can be called so."""
@@ -70,6 +74,27 @@ class Stages:
 
     encode: Callable[[Any, Batch], Batch]
     loss: Callable[[Any, Batch], Tensor]
+
+
+@checked
+@dataclass(frozen=True)
+class Mixture:
+    """An inner variable that is several models side by side, for methods that fit a mixture of them (FedEM).
+
+    `losses(inner, batch)` are the losses (K, B) of every sample under each of the `count` K models, and
+    `penalty(inner)` are terms of the inner loss that depend on no sample. Predictions are mixed with weights
+    softmax(outer): the outer variable is K numbers.
+    """
+
+    count: PositiveInt
+    losses: Callable[[Any, Batch], Tensor]
+    penalty: Callable[[Any], Tensor] | None = None
+
+    def loss(self, inner: Any, outer: Any, batch: Batch) -> Tensor:
+        """mean_s Σ_k q_k(s) ℓ_k(s), and the penalty; q (B, K) is the last of the batch."""
+        *samples, q = batch
+        weighed = (q.mT * self.losses(inner, tuple(samples))).sum(0).mean()
+        return weighed if self.penalty is None else weighed + self.penalty(inner)
 
 
 Kept = Literal["local", "averaged"]
@@ -132,7 +157,8 @@ class Problem:
     decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
     `outer_split` says which of a client's samples its outer loss is over. `stages` may say how the inner loss
     falls into two, to save work; with it, `inner_loss` may be left out. `joint_metrics` may compute all
-    metrics at once, a dict with the names of `metrics`, where they share most of their work.
+    metrics at once, a dict with the names of `metrics`, where they share most of their work. `mixture` may
+    say how the inner variable is a mixture of models, for methods that fit one.
 
     With `draws` a batch has one tensor more: a key, one whole number for the client and its step, from which
     a loss makes all its random numbers (`asyncfed.problems.draws`). It is the same wherever the client is, so
@@ -150,6 +176,7 @@ class Problem:
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     joint_metrics: Callable[[Any, Any, Batch], dict[str, Tensor]] | None = None
     stages: Stages | None = None
+    mixture: Mixture | None = None
     vectorize: bool = True
     draws: bool = False
     buffers: Buffers | None = None
@@ -185,6 +212,16 @@ class Problem:
     @property
     def clients(self) -> int:
         return self.data.clients
+
+    @property
+    def outer_data(self) -> ClientShards:
+        """The samples that the outer loss is over."""
+        return self.data.validation if self.outer_split == "validation" else self.data.train
+
+    @property
+    def sample_sizes(self) -> dict[Level, npt.NDArray[np.int64]]:
+        """How many samples each client has of either loss."""
+        return {"inner": self.data.train.sizes, "outer": self.outer_data.sizes}
 
     @property
     def local_buffers(self) -> Tensor | None:

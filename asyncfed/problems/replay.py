@@ -75,7 +75,11 @@ class Replay:
     def _recording(self, tensors: tuple[Tensor, ...]) -> Any:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        return make_fx(self._function)(*tensors)
+        recorded = make_fx(self._function)(*tensors)
+        # A Hessian product differentiates a gradient whose value nobody wants: a quarter of its work.
+        recorded.graph.eliminate_dead_code()
+        recorded.recompile()
+        return recorded
 
     def _compare(
         self,

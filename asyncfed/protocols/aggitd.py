@@ -28,6 +28,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fed_ihgp import moved, outer_gradients_in_y
 from asyncfed.protocols.fed_inn import CorrectedInnerSteps, PlainInnerSteps, inner_gradients
 from asyncfed.protocols.fed_out import CorrectedOuterSteps, Hypergradient
@@ -154,6 +155,10 @@ class Gather(Round):
         inner, outer = (taken(self.batch, sizes[level]) for level in ("inner", "outer"))
         averaged = inner * (self.gradient + self.moves) + outer * self.begins
         return averaged if self.steps is None else averaged + self.steps.samples(sizes, clients)
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        averaged = Cost(self.gradient + self.begins, int(self.moves))
+        return averaged if self.steps is None else averaged + self.steps.cost(sizes, clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         x, y = board["x"], board["y"]

@@ -35,6 +35,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.protocols.aggitd import AggITD
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import (
     AmongPeers,
@@ -45,6 +46,7 @@ from asyncfed.protocols.part import (
     Sizes,
     Start,
     Step,
+    Steps,
     Tensors,
     check_parts,
 )
@@ -162,6 +164,10 @@ class PushSumMean(Part):
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
 
+    def cost(self, scene: Scene, steps: Steps) -> Cost | None:
+        """What the round's clients compute, when the mean begins."""
+        return self.made.cost(scene.problem.sample_sizes, np.arange(scene.sizes.clients))
+
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {**self.made.carries(sizes), "omega": 1}
 
@@ -197,6 +203,9 @@ class Working(Part):
     sends = False
     judged = False
 
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost()
+
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {}
 
@@ -218,6 +227,9 @@ class Standing(Part):
     steps = 0
     sends = False
     needs_outer = True
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost()
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"x": sizes.outer, "y": sizes.inner}

@@ -45,6 +45,7 @@ import torch
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
     AmongPeers,
     Inbox,
@@ -54,6 +55,7 @@ from asyncfed.protocols.part import (
     Sizes,
     Start,
     Step,
+    Steps,
     Tensors,
 )
 from asyncfed.protocols.schedules import LearningRate, rates
@@ -106,6 +108,9 @@ class AsyncSGP(Part, AmongPeers):
 
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost(gradients=steps)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"z": sizes.inner, "omega": 1}

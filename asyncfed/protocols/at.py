@@ -7,8 +7,7 @@ drawn is addressed by (seed, purpose, step, client). A `Home` is what all steps 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,14 @@ from torch import Tensor
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.data.sampling import Sampler
 from asyncfed.problems.derivatives import Derivatives, samples_at_once
+from asyncfed.problems.problem import Level as Level
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
-Level = Literal["inner", "outer"]
+
+JUDGING = 2**62
+"""In place of a step's number where clients are judged: what is drawn there no step draws."""
 
 _SAMPLES = 4096  # of all clients together, whose activations stay alive at a time
 
@@ -43,9 +45,8 @@ class Home:
     ) -> None:
         self.derivatives, self.data, self.clients, self.n = derivatives, data, clients, n
         self.start, self.streams, self.server = start, streams, server
-        self.staged = derivatives.staged()
-        problem = derivatives.problem
-        self.outer = data.validation if problem.outer_split == "validation" else data.train
+        self.staged, self.mixed = derivatives.staged(), derivatives.mixed()
+        self.outer = data.validation if derivatives.problem.outer_split == "validation" else data.train
         self.sampler = {
             "inner": Sampler(streams, data.train.sizes, clients),
             "outer": Sampler(streams, self.outer.sizes, clients),
@@ -217,10 +218,10 @@ class At:
         """The same, where this step has moved them."""
         return self._moved
 
-    def keys(self, places: IntArray, first: int = 0, count: int = 1) -> Tensor:
+    def keys(self, places: IntArray, first: int = 0, count: int = 1, purpose: str = "keys") -> Tensor:
         """(count, r) keys for the draws of clients at `places`, for that many minibatches of this step."""
         drawn = [
-            self.streams.uniforms("keys", int(self.numbers[place]), first, first + count, lane=int(client))
+            self.streams.uniforms(purpose, int(self.numbers[place]), first, first + count, lane=int(client))
             for place, client in zip(places, self.clients[places], strict=True)
         ]
         whole = (np.stack(drawn, axis=1) * 2.0**53).astype(np.int64)
@@ -310,6 +311,13 @@ class At:
         """The same as a function of both variables, for its mixed derivatives."""
         return Samples(self, self.derivatives, self.train, self.rows, x, "inner")
 
+    def mixture(self, q: Tensor) -> Samples:
+        """The loss of a mixture, with weights q (total, K) of all training samples of the block."""
+        assert self.home.mixed is not None, "asked only of a problem that is a mixture"
+        train = self.home.data.train
+        shards = ClientShards((*train.tensors, q), train.sizes)
+        return Samples(self, self.home.mixed, shards, self.rows, q.new_zeros(0), "inner")
+
     def outer_loss(self, y: Tensor, x: Tensor) -> Samples:
         """The outer loss, at inner variable y."""
         return Samples(self, self.derivatives, self.outer, self.rows, x, "outer", y)
@@ -337,7 +345,7 @@ def _index(rows: IntArray, like: Tensor) -> slice | Tensor:
 class Samples:
     """A loss of each of some clients, over samples to be chosen.
 
-    `lam` is the outer variable, common to all; for the outer loss `y` is the inner one.
+    `lam` is the outer variable, common to all or a row for each; for the outer loss `y` is the inner one.
     """
 
     at: At = field(repr=False)
@@ -369,9 +377,30 @@ class Samples:
 
     def shuffled(self, place: int, epoch: int) -> IntArray:
         """The order in which a client goes over its samples in an epoch."""
-        return self._sampler.in_order(
-            int(self.at.rows[place]), self.at.number, epoch, f"shuffle {self.level}"
-        )
+        row, number = int(self.at.rows[place]), int(self.at.numbers[place])
+        return self._sampler.in_order(row, number, epoch, f"shuffle {self.level}")
+
+    def among(self, places: IntArray) -> Samples:
+        """What the clients at `places` differentiate: with their own outer variables, where each has one."""
+        if self.lam.ndim == 1 or len(places) == len(self.lam):
+            return self
+        return replace(self, lam=self.lam[torch.from_numpy(places).to(self.lam.device)])
+
+    def drawn(self, size: int, purpose: str) -> tuple[Tensor, ...]:
+        """An independent minibatch of every client, with a key of its own where the network draws."""
+        everyone = np.arange(self.k)
+        batch = self.batch(everyone, self.independent(everyone, size, purpose))
+        if not self.derivatives.problem.draws:
+            return batch
+        place = len(batch) - (1 if self.at.home.buffers is None else 2)
+        (keys,) = self.at.keys(everyone, purpose=f"keys, {purpose}")
+        return (*batch[:place], keys, *batch[place + 1 :])
+
+    def independent(self, places: IntArray, size: int, purpose: str) -> IntArray:
+        """(r, size): a minibatch of the clients at `places`, drawn with replacement and independently of what
+        is drawn for other purposes.
+        """
+        return self._sampler.with_replacement(self.at.rows[places], self.at.numbers[places], size, purpose)
 
     def gradient(self, v: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Of each row of v with its batch: for the inner loss in y, for the outer in x; and the losses."""

@@ -14,7 +14,7 @@ z-part, or v. A method is a file that says how u and v move; `Backward` makes a 
 | c^y_i, c^λ_i     | c, c_lam        | ∇_x F_i / (n ω_i), ∇_λ F_i / n: over all of the client's samples  |
 | u_i, v_i         | u, v            | what is sent, and the running estimate                          |
 | M                | rounds          | terms of the Neumann series                                     |
-| α_i              | lr              | of the inner steps                                              |
+| α_i              | lr              | of the inner steps, times the client's share in `EpochSGP`      |
 
 Two samplings: `alternating` draws links and minibatch anew for the v-round and for the u-round (2M rounds, in
 lockstep only); in `joint` one round serves both (M rounds, what the paper's experiments use). Both are
@@ -46,6 +46,7 @@ from asyncfed.network.timing import Lockstep
 from asyncfed.network.weights import Mixing, Shares
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
     Inbox,
     Judged,
@@ -58,7 +59,6 @@ from asyncfed.protocols.part import (
     Steps,
     Tensors,
 )
-from asyncfed.protocols.schedules import first_rate
 from asyncfed.protocols.sgp import SGP
 
 Sampling = Annotated[
@@ -116,7 +116,7 @@ class LinearizedOn:
     lam: Tensor
     batch: tuple[Tensor, ...]
     omega: Tensor
-    lr: float
+    lr: Tensor  # (k, 1)
     weight_decay: float
 
     def by_y(self, *vectors: Tensor, out: tuple[Tensor | None, ...] | None = None) -> tuple[Tensor, ...]:
@@ -154,7 +154,7 @@ class LinearizedOnce:
     hessian: Tensor  # (k, d, d), weight decay included
     cross: Tensor  # (k, d_outer, d)
     omega: Tensor
-    lr: float
+    lr: Tensor  # (k, 1)
 
     def by_y(self, *vectors: Tensor, out: tuple[Tensor | None, ...] | None = None) -> tuple[Tensor, ...]:
         scale = self.lr / -self.omega
@@ -279,11 +279,18 @@ class Backward(Part):
 
     @property
     def lr(self) -> float:
-        return first_rate(self.inner.lr) if self.method.lr is None else self.method.lr
+        return self.inner.backward_lr if self.method.lr is None else self.method.lr
 
     def check(self, scene: Scene) -> None:
         if self.sends:
             self.method.check(scene)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        """∇F at first; then what each round's products take."""
+        vectors = len(self.method.sent)
+        takes = {Role.OPEN: 0, Role.V: 1, Role.U: vectors, Role.BOTH: vectors}
+        each = [takes[role] for role in self._roles(np.arange(self.steps + self.closing))]
+        return Cost(gradients=1, hessian_products=np.cumsum([0, *each])[steps])
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return dict.fromkeys(self.method.sent, sizes.inner)
@@ -299,7 +306,8 @@ class Backward(Part):
         x, lam = carried["inner"], carried["outer"]
         omega = carried.get("omega", torch.ones_like(x[:, :1])).to(x)
         opening = self.method.open(*outer_terms(at, carried))
-        memory = {"x": x, "omega": omega, "lam": lam, **opening.memory}
+        lr = self.lr * self.inner.shares(at, x)
+        memory = {"x": x, "omega": omega, "lam": lam, "lr": lr, **opening.memory}
         if self.method.record:
             memory["history"] = lam.new_zeros(len(lam), self.method.rounds, lam.shape[1])
         if self.batch is None and x.shape[1] <= _LAID_OUT:
@@ -352,10 +360,10 @@ class Backward(Part):
     ) -> Step:
         here: Linearized
         if "hessian" in memory:
-            here = LinearizedOnce(memory["hessian"], memory["cross"], memory["omega"], self.lr)
+            here = LinearizedOnce(memory["hessian"], memory["cross"], memory["omega"], memory["lr"])
         else:
             x, lam, decay = memory["x"], memory["lam"], self.inner.weight_decay
-            here = LinearizedOn(derivatives, x, lam, batch, memory["omega"], self.lr, decay)
+            here = LinearizedOn(derivatives, x, lam, batch, memory["omega"], memory["lr"], decay)
         rounds = self.method.before if self.inner.order == "4a" else self.method.after
         made = rounds(here, role, inbox, memory, room)
         size = torch.linalg.vector_norm(made.payload["u"], dim=1)

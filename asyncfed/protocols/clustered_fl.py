@@ -24,7 +24,6 @@ cluster's first client gets a new number.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -34,7 +33,8 @@ from torch import Tensor
 
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Words
 from asyncfed.network.server import Server
-from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.at import At
+from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Inbox, Tensors
 from asyncfed.protocols.rounds import (
@@ -117,7 +117,7 @@ class ClusteredFL(WithServer):
 
 
 @dataclass(frozen=True)
-class ClusterSteps(Round):
+class ClusterSteps(LocalRound):
     """Local steps from one's cluster's model; splits, and means within clusters."""
 
     steps: LocalSteps
@@ -135,12 +135,6 @@ class ClusterSteps(Round):
     @property
     def writes(self) -> tuple[str, ...]:
         return ("y",)
-
-    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes["inner"], clients).astype(float)
-
-    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.samples(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         theta = board["y"]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from asyncfed.checks import PositiveFloat, PositiveInt
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import Inbox, Tensors
 from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, draw_whole, taken
 from asyncfed.registry import register
@@ -75,6 +76,9 @@ class StartProduct(Round):
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return taken(self.batch, sizes["outer"])
 
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return Cost(gradients=1)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         return Answer({"p": outer_gradients_in_y(at, board["x"], board["y"], self.batch)})
 
@@ -99,6 +103,9 @@ class Product(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return taken(self.batch, sizes["inner"])
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return Cost(hessian_products=1)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         return Answer({"p": moved(at, board["x"], board["y"], board["p"], self.scale, self.batch)})

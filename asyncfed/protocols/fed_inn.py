@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
+from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, taken
@@ -37,6 +39,9 @@ class InnerGradient(Round):
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return taken(self.batch, sizes["inner"])
 
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return Cost(gradients=1)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         q, loss = inner_gradients(at, board["x"], board["y"], self.batch)
         return Answer({"q": q}, {"loss": loss})
@@ -55,7 +60,7 @@ def inner_gradients(at: At, x: Tensor, y: Tensor, batch: int | None) -> tuple[Te
 
 
 @dataclass(frozen=True)
-class CorrectedInnerSteps(Round):
+class CorrectedInnerSteps(LocalRound):
     """q_{i,ν} = ∇g_i(y_{i,ν}; ζ) − ∇g_i(y; ζ) + q, y_{i,ν+1} = y_{i,ν} − β_i q_{i,ν}; y⁺ = mean y_{i,τ_i}
     (Alg. 4, lines 7–13)
     """
@@ -69,11 +74,8 @@ class CorrectedInnerSteps(Round):
     reads = ("x", "y", "q")
     answers = ("y",)
 
-    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes["inner"], clients).astype(float)
-
-    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.samples(sizes["inner"], clients)
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return self.steps.corrected_cost(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, loss = self.steps.corrected(at.inner(board["x"]), board["y"], board["q"], self.iteration)
@@ -81,7 +83,7 @@ class CorrectedInnerSteps(Round):
 
 
 @dataclass(frozen=True)
-class PlainInnerSteps(Round):
+class PlainInnerSteps(LocalRound):
     """y_{i,ν+1} = y_{i,ν} − β_i ∇_y g_i(x, y_{i,ν}; ζ); y⁺ = mean y_{i,τ_i}   (Alg. 6)"""
 
     steps: LocalSteps
@@ -92,12 +94,6 @@ class PlainInnerSteps(Round):
     kind = "y"
     reads = ("x", "y")
     answers = ("y",)
-
-    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes["inner"], clients).astype(float)
-
-    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.samples(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, loss = self.steps.plain(at.inner(board["x"]), board["y"], self.iteration)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import Answer, FloatArray, IntArray, Round, taken
@@ -37,6 +38,9 @@ class Hypergradient(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return taken(self.batch, sizes["outer"]) + taken(self.batch, sizes["inner"])
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return Cost(gradients=1, hessian_products=1)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         x, y = board["x"], board["y"]
@@ -62,6 +66,9 @@ class DirectGradient(Round):
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return taken(self.batch, sizes["outer"])
 
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return Cost(gradients=1)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         return Answer({"h": direct_gradients(at, board["x"], board["y"], self.batch)})
 
@@ -86,6 +93,9 @@ class CorrectedOuterSteps(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.samples(sizes["outer"], clients)
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return self.steps.corrected_cost(sizes["outer"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         f = at.outer_loss(board["y"], board["x"])

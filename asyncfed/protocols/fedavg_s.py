@@ -17,6 +17,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import (
@@ -78,6 +79,9 @@ class Simultaneous(Round):
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         each = taken(self.inner.batch, sizes["inner"]) + taken(self.outer.batch, sizes["outer"])
         return self.work(sizes, clients) * each
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return Cost(2 * self.inner.counts(sizes["inner"], clients))
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         k = len(at.rows)

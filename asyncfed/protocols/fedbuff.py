@@ -23,6 +23,7 @@ from typing import ClassVar
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer, Buffered
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fedprox import ProximalSteps, proximal_steps
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Inbox, Sizes, Tensors
@@ -103,6 +104,9 @@ class Moves(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.work_on.samples(sizes, clients)
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return self.work_on.cost(sizes, clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         made = self.work_on.local(at, board, memory)

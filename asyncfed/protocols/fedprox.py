@@ -18,7 +18,6 @@ With μ = 0 and a momentum it is FedAvg with SGDm; without either it is FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -27,14 +26,13 @@ from torch import Tensor
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
-from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.at import At
+from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps, Rows, Term
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import (
     LEVELS,
     Answer,
-    FloatArray,
-    IntArray,
     Round,
     WithServer,
 )
@@ -91,7 +89,7 @@ def proximal_steps(
 
 
 @dataclass(frozen=True)
-class ProximalSteps(Round):
+class ProximalSteps(LocalRound):
     """θ_i ← θ_i − α g; θ ← mean θ_i"""
 
     steps: LocalSteps
@@ -103,12 +101,6 @@ class ProximalSteps(Round):
     kind = "y"
     reads = ("x", "y")
     answers = ("y",)
-
-    def work(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.counts(sizes["inner"], clients).astype(float)
-
-    def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
-        return self.steps.samples(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         theta = board["y"]

@@ -54,6 +54,7 @@ from asyncfed.network.links import require_strongly_connected
 from asyncfed.network.timing import Lockstep
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
     AmongPeers,
     Inbox,
@@ -63,6 +64,7 @@ from asyncfed.protocols.part import (
     Sizes,
     Start,
     Step,
+    Steps,
     Tensors,
 )
 from asyncfed.protocols.schedules import LearningRate, first_rate, rates
@@ -154,6 +156,11 @@ class GossipRounds(Part):
                 "GossipBilevel needs doubly stochastic weights, and these are not on this topology; "
                 "use weights=Metropolis() or FastestMixing() on undirected links without loss, or CDBO"
             )
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        """Every second derivative is laid out column by column."""
+        hessians = 1 if self.method.batch is None else 1 + self.method.terms
+        return Cost(2, hessians * scene.sizes.inner) * steps
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         x, y = sizes.outer, sizes.inner

@@ -39,6 +39,7 @@ from asyncfed.network.weights import Mixing
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.at import At
 from asyncfed.protocols.backward import outer_terms
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
     Inbox,
     Judged,
@@ -142,6 +143,11 @@ class _Forward(_Along):
     name = "itd-forward"
     kind = "itd-forward"
 
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        """Beside a gradient, products with all rows of U, and the rows of C."""
+        sizes = scene.sizes
+        return Cost(1, (sizes.clients + 1) * sizes.outer) * steps
+
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {**self.inner.carries(sizes), "U": sizes.clients * sizes.outer * sizes.inner}
 
@@ -194,6 +200,9 @@ class _Gather(Part):
     def sends(self) -> bool:  # type: ignore[override]
         return self.inner.sends
 
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost(gradients=1)
+
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"z": sizes.clients * sizes.outer, "omega": 1}
 
@@ -232,6 +241,9 @@ class _Recorded(_Along):
     @property
     def kind(self) -> str:  # type: ignore[override]
         return self.inner.kind
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost(gradients=steps)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return self.inner.carries(sizes)
@@ -307,6 +319,10 @@ class _Back(Part):
                 "ITD-backward takes the inner steps back one by one, all clients together, so it needs "
                 "timing=Lockstep(); in virtual time use HGP"
             )
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        open_rounds = int(self.inner.order == "4a")
+        return Cost(gradients=1, hessian_products=np.maximum(steps - open_rounds, 0))
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"u": sizes.inner}

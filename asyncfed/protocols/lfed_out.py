@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
@@ -43,6 +44,10 @@ class LocalOuterSteps(Round):
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.work(sizes, clients) * samples_of_a_step(self.steps.batch, self.neumann, sizes)
 
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost | None:
+        step = cost_of_a_step(self.neumann)
+        return None if step is None else step * self.steps.counts(sizes["outer"], clients)
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y = board["y"].expand(len(at.rows), -1)
         x = local_outer_steps(at, board["x"], y, self.steps, self.neumann, self.iteration)
@@ -55,6 +60,16 @@ def samples_of_a_step(
     """Of each client; the terms of a series count together."""
     outer = taken(batch, sizes["outer"])
     return outer if neumann is None else outer + taken(batch, sizes["inner"])
+
+
+def cost_of_a_step(neumann: Neumann | None) -> Cost | None:
+    """Of h_{i,ν}; not known where every client draws its own number of products."""
+    if neumann is None:
+        return Cost(gradients=1)
+    if neumann.products == "random" and neumann.terms > 1:
+        return None
+    products = 0 if neumann.products == "random" else neumann.terms
+    return Cost(gradients=1, hessian_products=products + 1)
 
 
 def local_outer_steps(

@@ -18,9 +18,10 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fed_ihgp import Neumann
 from asyncfed.protocols.fed_inn import PlainInnerSteps, fed_inn
-from asyncfed.protocols.lfed_out import LocalOuterSteps, local_outer_steps, samples_of_a_step
+from asyncfed.protocols.lfed_out import LocalOuterSteps, cost_of_a_step, local_outer_steps, samples_of_a_step
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Tensors
 from asyncfed.protocols.rounds import (
@@ -116,6 +117,13 @@ class BothLocally(Round):
             self.outer.batch, self.neumann, sizes
         )
         return self.inner.samples(sizes["inner"], clients) + outer
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost | None:
+        step = cost_of_a_step(self.neumann)
+        if step is None:
+            return None
+        inner = self.inner.cost(sizes["inner"], clients)
+        return inner + step * self.outer.counts(sizes["outer"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, loss = self.inner.plain(at.inner(board["x"]), board["y"], self.iteration)

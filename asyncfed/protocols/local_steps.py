@@ -5,12 +5,14 @@
     corrected     v ← v − α_i (∇_i(v; ζ) − ∇_i(v⁰; ζ) + d)      local SVRG: d is the mean gradient at v⁰
 
 An epoch is a pass over the samples in an order drawn anew, cut into minibatches. Steps go on over as many
-epochs as it takes. In the first corrected step v is still v⁰, so it is v⁰ − α_i d and costs no gradient.
+epochs as it takes. Minibatches of one epoch are not independent of each other: where they are to be, each is
+drawn on its own, with replacement (`independent`). In the first corrected step v is still v⁰, so it is
+v⁰ − α_i d and costs no gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +24,9 @@ from asyncfed.checks import PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.threads import worthwhile_threads
 from asyncfed.protocols.at import Samples
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.noted import Noted
-from asyncfed.protocols.schedules import LearningRate, rate_at
+from asyncfed.protocols.schedules import LearningRate, rate_at, rates
 from asyncfed.protocols.settings import Batch
 from asyncfed.registry import register
 
@@ -53,6 +56,8 @@ class LocalSteps:
         Minibatch size; None for all of a client's samples in every step.
     divide
         Divide the step size by a client's number of steps, as the papers' theorems do: α_i = α/τ_i.
+    independent
+        Draw every minibatch on its own, with replacement, in place of the pieces of an epoch.
     """
 
     lr: LearningRate
@@ -60,8 +65,14 @@ class LocalSteps:
     epochs: PositiveInt | None = None
     batch: Batch = None
     divide: bool = False
+    independent: bool = False
 
     def __post_init__(self) -> None:
+        if self.independent and self.batch is None:
+            raise ScenarioError(
+                "independent minibatches are wanted, and batch is None: all of a client's samples in every "
+                "step; give a batch"
+            )
         if self.steps is not None and self.epochs is not None:
             raise ScenarioError(
                 f"steps is {self.steps} and epochs is {self.epochs}; give one of the two, the other follows"
@@ -89,21 +100,34 @@ class LocalSteps:
     def samples(self, sizes: IntArray, clients: IntArray) -> FloatArray:
         """Samples in the minibatches of all of these steps."""
         counts = self.counts(sizes, clients)
-        if self.batch is None:
-            return (counts * sizes).astype(float)
+        if self.batch is None or self.independent:
+            return (counts * (self.batch or sizes)).astype(float)
         epochs, steps = np.divmod(counts, self._per_epoch(sizes))
         total: IntArray = epochs * sizes + steps * self.batch  # the last of an epoch may be short
         return total.astype(float)
 
-    def rates(self, counts: IntArray, iteration: int, like: Tensor) -> Tensor:
-        """α_i of clients that make so many steps (k, 1)."""
+    def cost(self, sizes: IntArray, clients: IntArray) -> Cost:
+        """A gradient for each."""
+        return Cost(self.counts(sizes, clients))
+
+    def corrected_cost(self, sizes: IntArray, clients: IntArray) -> Cost:
+        """Of corrected steps: two gradients each, and none for the first."""
+        return Cost(2 * (self.counts(sizes, clients) - 1))
+
+    def rates(self, counts: IntArray, iteration: int | IntArray, like: Tensor) -> Tensor:
+        """α_i of clients that make so many steps (k, 1), in the same iteration or each in its own."""
+        if not isinstance(iteration, int):
+            own = rates(self.lr, iteration, like)
+            if isinstance(own, Tensor):
+                return own / torch.from_numpy(counts).to(like)[:, None] if self.divide else own
+            iteration = int(iteration[0])
         rate = rate_at(self.lr, iteration)
         if not self.divide:
             return like.new_full((1, 1), rate).expand(len(counts), 1)
         return torch.from_numpy(rate / counts).to(like)[:, None]
 
     def plain(
-        self, samples: Samples, start: Tensor, iteration: int, term: Term | None = None
+        self, samples: Samples, start: Tensor, iteration: int | IntArray, term: Term | None = None
     ) -> tuple[Tensor, Tensor]:
         """Where plain steps from `start` lead each client, and the mean loss on the way."""
         return self._run(samples, start, None, iteration, None if term is None else _Pushed(term))
@@ -114,7 +138,7 @@ class LocalSteps:
         start: Tensor,
         velocity: Tensor,
         momentum: float,
-        iteration: int,
+        iteration: int | IntArray,
         term: Term | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same with momentum β, from the clients' m (k, d): where it leads, m after it, and the loss."""
@@ -122,6 +146,23 @@ class LocalSteps:
         v, loss = self._run(samples, start, None, iteration, pushed)
         assert pushed.velocity is not None
         return v, pushed.velocity, loss
+
+    def remembering(
+        self,
+        samples: Samples,
+        start: Tensor,
+        memory: Mapping[str, Tensor],
+        momentum: float,
+        iteration: int | IntArray,
+        term: Term | None = None,
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """With momentum from memory["m"] where there is one, plain without: where it leads, the loss, and
+        what changes of the memory.
+        """
+        if not momentum:
+            return *self.plain(samples, start, iteration, term), {}
+        v, m, loss = self.with_momentum(samples, start, memory["m"], momentum, iteration, term)
+        return v, loss, {"m": m}
 
     def corrected(
         self, samples: Samples, start: Tensor, direction: Tensor, iteration: int
@@ -134,7 +175,7 @@ class LocalSteps:
         samples: Samples,
         start: Tensor,
         direction: Tensor | None,
-        iteration: int,
+        iteration: int | IntArray,
         pushed: _Pushed | None = None,
     ) -> tuple[Tensor, Tensor]:
         counts = self.counts(samples.sizes, samples.at.clients)
@@ -171,11 +212,12 @@ class LocalSteps:
         noted: Noted,
     ) -> None:
         """`length` steps of the clients at `places`, on v; adds up their losses."""
+        samples = samples.among(places)
         at = None if len(places) == len(v) else torch.from_numpy(places).to(v.device)
         own, alpha = (v, rate) if at is None else (v.index_select(0, at), rate.index_select(0, at))
         anchors = None if direction is None else _anchors(samples, start, direction, batches, alpha, length)
         own_losses = own.new_zeros(len(own))
-        step = alpha if self.divide and bool((alpha != alpha[0]).any()) else float(alpha[0])
+        step = alpha if bool((alpha != alpha[0]).any()) else float(alpha[0])
         for j in range(length):
             batch = noted.now(tuple(tensor[j] for tensor in batches))
             if pushed is None:
@@ -192,6 +234,15 @@ class LocalSteps:
             v.index_copy_(0, at, own)
             losses.index_add_(0, at, own_losses)
 
+    def stretches(self, samples: Samples, like: Tensor) -> Iterator[tuple[IntArray, tuple[Tensor, ...], int]]:
+        """The minibatches of all of these steps, for methods that use them in a way of their own: stretches
+        of steps in which the same clients use minibatches of one size, as (who they are, their batches
+        (steps, clients, B, …), how many steps).
+        """
+        counts = self.counts(samples.sizes, samples.at.clients)
+        for places, batches, first, length in self._blocks(samples, counts, 0, like):
+            yield places, Noted(samples, places, like).keyed(batches, first, length), length
+
     def _blocks(
         self, samples: Samples, counts: IntArray, first: int, like: Tensor
     ) -> Iterator[tuple[IntArray, tuple[Tensor, ...], int, int]]:
@@ -205,7 +256,7 @@ class LocalSteps:
                 whole = samples.shards.whole(samples.rows)
                 yield np.arange(len(sizes)), tuple(t.expand(steps, *t.shape) for t in whole), first, steps
             return
-        orders = _Orders(samples, self.batch)
+        orders = _Orders(samples, self.batch, self.independent)
         per_epoch = self._per_epoch(sizes)
         sample_bytes = sum(t[:1].nbytes for t in samples.shards.tensors)
         step = first
@@ -217,7 +268,7 @@ class LocalSteps:
             if (lengths == lengths[0]).all():
                 row = max(like.shape[-1] * like.element_size(), int(lengths[0]) * sample_bytes)
                 most = max(1, int(_BLOCK_BYTES // (row * len(active))))
-                if self.batch is None or (self.batch >= sizes[active]).all():
+                if not self.independent and (self.batch is None or (self.batch >= sizes[active]).all()):
                     most = last  # the same samples in every step: gathered once
                 while (
                     stop < last
@@ -237,6 +288,16 @@ class LocalSteps:
         if self.batch is None:
             return np.ones(len(sizes), dtype=np.int64)
         return -(-sizes // self.batch)
+
+
+def decay(rate: float) -> Term | None:
+    """Weight decay, as a term: `rate` times v; None where it is zero."""
+    return (lambda v, rows: rate * v) if rate else None
+
+
+def update(step: int) -> str:
+    """The purpose for which the independent minibatch of a local step is drawn."""
+    return f"update {step}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,10 +351,10 @@ def _anchors(
 
 
 class _Orders:
-    """In which order each client goes over its samples, epoch by epoch."""
+    """In which order each client goes over its samples, epoch by epoch; or its independent minibatches."""
 
-    def __init__(self, samples: Samples, batch: int | None) -> None:
-        self._samples, self._batch = samples, batch
+    def __init__(self, samples: Samples, batch: int | None, independent: bool) -> None:
+        self._samples, self._batch, self._independent = samples, batch, independent
         self._sizes = samples.sizes
         self._known: dict[tuple[int, int], IntArray] = {}
 
@@ -302,20 +363,27 @@ class _Orders:
         sizes = self._sizes[places]
         if self._batch is None:
             return sizes
+        if self._independent:
+            return np.full_like(sizes, self._batch)
         left: IntArray = sizes - (step % per_epoch[places]) * self._batch
         return np.minimum(self._batch, left)
 
     def batches(self, places: IntArray, first: int, stop: int, per_epoch: IntArray) -> tuple[Tensor, ...]:
         """(steps, clients, B, …)"""
         steps = stop - first
-        if self._batch is None or (per_epoch[places] == 1).all():
+        if not self._independent and (self._batch is None or (per_epoch[places] == 1).all()):
             whole = self._samples.shards.whole(self._samples.rows[places])
             return tuple(t.expand(steps, *t.shape) for t in whole)
-        index = np.stack(
-            [[self._index(int(p), s, int(per_epoch[p])) for p in places] for s in range(first, stop)]
-        )
+        index = np.stack([self._indices(places, step, per_epoch) for step in range(first, stop)])
         flat = self._samples.batch(np.tile(places, steps), index.reshape(steps * len(places), -1))
         return tuple(t.view(steps, len(places), *t.shape[1:]) for t in flat)
+
+    def _indices(self, places: IntArray, step: int, per_epoch: IntArray) -> IntArray:
+        """(clients, B) of one step."""
+        if self._independent:
+            assert self._batch is not None
+            return self._samples.independent(places, self._batch, update(step))
+        return np.stack([self._index(int(p), step, int(per_epoch[p])) for p in places])
 
     def _index(self, place: int, step: int, per_epoch: int) -> IntArray:
         assert self._batch is not None

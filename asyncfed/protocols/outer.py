@@ -15,7 +15,8 @@ from asyncfed.network.links import require_strongly_connected
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.protocols.at import At
-from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors
+from asyncfed.protocols.cost import Cost
+from asyncfed.protocols.part import Inbox, Judged, Part, Scene, Sizes, Start, Step, Steps, Tensors
 from asyncfed.protocols.settings import StartFrom
 from asyncfed.protocols.soundness import small_weight
 
@@ -72,6 +73,9 @@ class OuterStep(Part):
 
     def check(self, scene: Scene) -> None:
         check_parts_of_rate(self.outer_lr, scene)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost()
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {}
@@ -136,6 +140,9 @@ class OuterPush(Part):
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
         check_parts_of_rate(self.outer_lr, scene)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost()
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"z": sizes.outer, "omega": 1}

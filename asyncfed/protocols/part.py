@@ -39,6 +39,7 @@ from asyncfed.network.timing import Timing
 from asyncfed.network.weights import Mixing, Uniform, Weights
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.rng import Streams
 
 Tensors = dict[str, Tensor]
@@ -176,16 +177,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Judged:
-    """The variables that clients are to be judged by (k, d); with a stride of 0 where all share one."""
+    """The variables that clients are to be judged by (k, d); with a stride of 0 where all share one.
+
+    `also` holds others to judge them by, beside these: what is found by the point "tuned_0" stands in columns
+    of its own, loss_tuned_0 for instance.
+    """
 
     inner: Tensor
     outer: Tensor
+    also: dict[str, Judged] = field(default_factory=dict)
 
 
 class Act:
     """What nodes do, as far as a block sees it: a `Part` among peers, or a `Round` with a server."""
 
     asks: bool = False  # whether a server asks clients for it
+    tunes: bool = False  # whether `judge` makes variables for each client anew: for some clients at a time
     batch: int | None = 1
     each: tuple[str, ...] = ()
 
@@ -286,6 +293,10 @@ class Part(Act):
         """Of each client: what its step takes as long as, where compute times are per sample."""
         sizes = problem.data.train.sizes
         return sizes.astype(float) if self.batch is None else np.full(len(sizes), float(self.batch))
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost | None:
+        """What each client has computed when it has made so many steps; None where that is not known."""
+        return None
 
     def check(self, scene: Scene) -> None:
         """Refuse a problem, network or timing that breaks an assumption."""

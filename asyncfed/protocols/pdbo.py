@@ -16,10 +16,15 @@ from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from asyncfed.checks import PositiveInt, Range, Words
 from asyncfed.errors import ScenarioError
-from asyncfed.protocols.backward import Backward
+from asyncfed.problems.problem import Problem
+from asyncfed.protocols.at import At
+from asyncfed.protocols.backward import Backward, outer_terms
+from asyncfed.protocols.epoch_sgp import EpochSGP
 from asyncfed.protocols.hgp import HGP
+from asyncfed.protocols.itd import ITDBackward, ITDForward
 from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep
-from asyncfed.protocols.part import AmongPeers, Part
+from asyncfed.protocols.part import Act, AmongPeers, Inbox, Judged, Part, Sizes, Tensors
+from asyncfed.protocols.peer_fedem import PeerFedEM
 from asyncfed.protocols.settings import OuterSteps, StartFrom
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.vr_hgp import VRHGP
@@ -34,7 +39,7 @@ class Estimator(Protocol):
         """The inner steps and the estimate, which is carried on as "hypergradient"."""
 
 
-Inner = Annotated[SGP, Words("SGP(…), DSGD(…), PeerFedAvg(…) or Local(…)")]
+Inner = Annotated[SGP, Words("SGP(…), DSGD(…), EpochSGP(…), PeerFedAvg(…) or Local(…)")]
 Hypergradient = Annotated[
     Estimator, Words("HGP(…), VRHGP(…), ExactBackprop(…), ITDForward(…) or ITDBackward()")
 ]
@@ -49,7 +54,8 @@ class PDBO(AmongPeers):
     Parameters
     ----------
     inner
-        `SGP(…)` or one of its special cases, with the number of inner steps.
+        `SGP(…)` or one of its special cases, with the number of inner steps; `EpochSGP(…)` for one
+        communication per local epoch, as in the paper on fixed networks.
     hypergradient
         `VRHGP(rounds=…)`, `HGP(…)`, `ExactBackprop(…)`, `ITDForward()` or `ITDBackward()`.
     outer_steps
@@ -71,10 +77,39 @@ class PDBO(AmongPeers):
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     start: StartFrom = "fresh"
 
+    def __post_init__(self) -> None:
+        _check_together(self.inner, self.hypergradient)
+
     def parts(self) -> tuple[Part, ...]:
         step = OuterStep(self.outer_lr, self.optimizer, self.betas, self.start)
         once = (*self.hypergradient.with_inner(self.inner), step)
         return (*(once * self.outer_steps), *self.inner.parts())
+
+    def adaptation(self, problem: Problem, steps: int | None) -> Act:
+        """New clients step their λ, and leave the model as it is."""
+        step = OuterStep(self.outer_lr, self.optimizer, self.betas, "warm")
+        return OuterFound(step, self.outer_steps if steps is None else steps)
+
+
+@dataclass(frozen=True)
+class OuterFound(Act):
+    """Everybody is judged by the model as it is, with the λ_i that steps along ∂_λ F_i lead to: of the
+    hypergradient only the direct part is left, for the model does not depend on it.
+    """
+
+    rule: OuterStep
+    steps: int
+
+    def carries(self, sizes: Sizes) -> dict[str, int]:
+        return {}
+
+    def judge(self, at: At, inbox: Inbox, memory: Tensors) -> Judged:
+        carried: Tensors = {"inner": inbox["y"], "outer": inbox["lam"]}
+        for _ in range(self.steps):
+            _, carried["hypergradient"] = outer_terms(at, carried)
+            begun = self.rule.start(at, carried)
+            carried |= self.rule.finish(at, inbox, begun.memory)
+        return Judged(carried["inner"], carried["outer"])
 
 
 @register("method")
@@ -91,6 +126,9 @@ class CDBO(AmongPeers):
     outer_lr: OuterRate = 0.1
     consensus: PositiveInt = 1
     start: StartFrom = "fresh"
+
+    def __post_init__(self) -> None:
+        _check_together(self.inner, self.hypergradient)
 
     def parts(self) -> tuple[Part, ...]:
         step = OuterPush(self.outer_lr, self.consensus, self.start)
@@ -124,6 +162,9 @@ class EstimateHypergradient(AmongPeers):
     hypergradient: Hypergradient
     solve: bool = True
 
+    def __post_init__(self) -> None:
+        _check_together(self.inner, self.hypergradient)
+
     @property
     def passes_on(self) -> tuple[str, ...]:
         """It may begin with all that steps of `inner` left, made or not."""
@@ -140,3 +181,17 @@ class EstimateHypergradient(AmongPeers):
             )
         parts: tuple[Part, ...] = alone(self.inner)
         return parts
+
+
+def _check_together(inner: SGP, hypergradient: Estimator) -> None:
+    """Refuse what cannot go together."""
+    if isinstance(inner, PeerFedEM):
+        raise ScenarioError(
+            "inner is PeerFedEM(…), which finds the clients' weights itself; use it on its own, or "
+            "EpochSGP(…) as inner"
+        )
+    if isinstance(inner, EpochSGP) and isinstance(hypergradient, (ITDBackward, ITDForward)):
+        raise ScenarioError(
+            f"{type(hypergradient).__name__} differentiates the inner steps one by one, and EpochSGP(…) "
+            "makes whole epochs between two messages; use HGP or VRHGP"
+        )

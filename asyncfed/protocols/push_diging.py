@@ -50,6 +50,7 @@ from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from asyncfed.errors import TopologyError
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
     AmongPeers,
     Inbox,
@@ -59,6 +60,7 @@ from asyncfed.protocols.part import (
     Sizes,
     Start,
     Step,
+    Steps,
     Tensors,
 )
 from asyncfed.protocols.schedules import LearningRate, rates
@@ -110,6 +112,9 @@ class PushDIGing(Part, AmongPeers):
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
         require_all_arrive(scene, type(self).__name__)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost(gradients=steps)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"u": sizes.inner, "v": 1, "y": sizes.inner}

@@ -43,7 +43,8 @@ from asyncfed.network.expectations import Expectations
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.network.weights import Mixing, PullShares
 from asyncfed.protocols.at import At
-from asyncfed.protocols.part import AmongPeers, Inbox, Judged, Part, Scene, Sizes, Start, Step, Tensors
+from asyncfed.protocols.cost import Cost
+from asyncfed.protocols.part import AmongPeers, Inbox, Judged, Part, Scene, Sizes, Start, Step, Steps, Tensors
 from asyncfed.protocols.push_diging import require_all_arrive
 from asyncfed.protocols.schedules import LearningRate, rates
 from asyncfed.protocols.settings import Batch
@@ -84,6 +85,9 @@ class PushPull(Part, AmongPeers):
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
         require_all_arrive(scene, type(self).__name__)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost(gradients=steps)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"y": sizes.inner, "x": sizes.inner}

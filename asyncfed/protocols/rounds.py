@@ -30,6 +30,7 @@ from asyncfed.errors import RunError, ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.timing import Lockstep
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import Act, Inbox, Judged, Scene, Sizes, Step, Tensors, unwritten
 from asyncfed.rng import Streams
 
@@ -130,6 +131,10 @@ class Round(Act):
             f"compute times are per sample, and {type(self).__name__} does not say how many samples it goes "
             "over; write its `samples` (see docs/write-a-method.md), or use VirtualTime(per='step')"
         )
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost | None:
+        """What they compute for it; None where that is not known."""
+        return None
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         raise unwritten(self, "local")

@@ -36,6 +36,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer, Buffered, NoDecay
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.fed_inn import inner_gradients
 from asyncfed.protocols.local_steps import LocalSteps, Rows
 from asyncfed.protocols.part import Inbox, Tensors
@@ -144,6 +145,9 @@ class ControlledSteps(Round):
 
     def samples(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> FloatArray:
         return self.steps.samples(sizes["inner"], clients) + (self.option == "I") * sizes["inner"]
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        return self.steps.cost(sizes["inner"], clients) + Cost(int(self.option == "I"))
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         y, c, c_i = board["y"], board["c"], memory["c_i"]

@@ -25,6 +25,7 @@ import torch
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, Words
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.protocols.at import At
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
     AmongPeers,
     Inbox,
@@ -34,9 +35,10 @@ from asyncfed.protocols.part import (
     Sizes,
     Start,
     Step,
+    Steps,
     Tensors,
 )
-from asyncfed.protocols.schedules import LearningRate, rates
+from asyncfed.protocols.schedules import LearningRate, first_rate, rates
 from asyncfed.protocols.settings import Batch
 from asyncfed.protocols.soundness import small_weight
 from asyncfed.registry import register
@@ -83,8 +85,20 @@ class SGP(Part, AmongPeers):
     def parts(self) -> tuple[Part, ...]:
         return (self,)
 
+    @property
+    def backward_lr(self) -> float:
+        """The learning rate at which a hypergradient differentiates its steps."""
+        return first_rate(self.lr)
+
+    def shares(self, at: At, like: torch.Tensor) -> torch.Tensor:
+        """How much each client's loss counts (k, 1): by which its learning rate is multiplied."""
+        return torch.ones_like(like[:, :1])
+
     def check(self, scene: Scene) -> None:
         require_strongly_connected(scene.network)
+
+    def cost(self, scene: Scene, steps: Steps) -> Cost:
+        return Cost(gradients=steps)
 
     def carries(self, sizes: Sizes) -> dict[str, int]:
         return {"z": sizes.inner, "omega": 1}

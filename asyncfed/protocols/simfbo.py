@@ -39,6 +39,7 @@ from asyncfed.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At, Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_steps import LocalSteps
 from asyncfed.protocols.part import Inbox, Tensors
 from asyncfed.protocols.rounds import (
@@ -138,6 +139,10 @@ class SimultaneousSteps(Round):
         """The three directions use g three times and f twice."""
         steps = self.method.inner
         return 3 * steps.samples(sizes["inner"], clients) + 2 * steps.samples(sizes["outer"], clients)
+
+    def cost(self, sizes: Mapping[Level, IntArray], clients: IntArray) -> Cost:
+        """A step takes ∇_y g, ∇_y f and ∇_x f, and two products with v."""
+        return Cost(3, 2) * self.method.inner.counts(sizes["inner"], clients)
 
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         steps = self.method.inner

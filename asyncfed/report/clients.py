@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
-from asyncfed.errors import ScenarioError
+from asyncfed.explorer.runs import class_counts
 from asyncfed.report.style import BLUE, ORANGE, empty, new_figure, save, tidy
 
 if TYPE_CHECKING:
@@ -29,13 +30,13 @@ def draw_clients(result: Result, title: str, path: Path) -> Path | None:
         return None
     measure = "accuracy" if "accuracy" in measures else measures[0]
     order = np.argsort(clients[measure].to_numpy(dtype=float), kind="stable")  # without test samples: last
-    counts = _class_counts(result)
+    counts = class_counts(result) if len(clients) <= MOST_COUNTED else None
     figure = new_figure(title, 7.5 if len(clients) <= 60 else 10, 3.4 if counts is None else 6.4)
     if counts is None:
         top = figure.subplots()
     else:
         top, bottom = figure.subplots(2, 1, sharex=True)
-        _draw_counts(figure, bottom, counts.iloc[order])
+        _draw_counts(figure, bottom, counts[order])
         label_clients(bottom, clients["client"].iloc[order].tolist())
     _draw_measure(top, clients.iloc[order], measure, labelled=counts is None)
     return save(figure, path)
@@ -72,10 +73,8 @@ def label_clients(axes: Axes, clients: Sequence[object]) -> None:
     axes.tick_params(axis="x", labelsize=8 if few else 6, rotation=0 if upright else 90)
 
 
-def _draw_counts(figure: Figure, axes: Axes, counts: pd.DataFrame) -> None:
-    image = axes.imshow(
-        counts.to_numpy().T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower"
-    )
+def _draw_counts(figure: Figure, axes: Axes, counts: npt.NDArray[np.int32]) -> None:
+    image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
     tidy(
         axes,
         "training samples of each class",
@@ -86,20 +85,3 @@ def _draw_counts(figure: Figure, axes: Axes, counts: pd.DataFrame) -> None:
     axes.locator_params(axis="y", integer=True)
     bar = figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01)
     bar.ax.tick_params(labelsize=8)
-
-
-def _class_counts(result: Result) -> pd.DataFrame | None:
-    """Samples per client and class, where the problem can be built again and has classes."""
-    problem = result.scenario_data.get("problem", {})
-    if problem.get("factory") != "classification" or int(result.manifest["clients"]) > MOST_COUNTED:
-        return None
-    from asyncfed.data import class_counts
-    from asyncfed.data.torchvision_import import no_downloads
-    from asyncfed.problems import problem_from_recipe
-
-    try:
-        with no_downloads():
-            train = problem_from_recipe(problem).data.train
-    except ScenarioError:  # its data is not on this machine
-        return None
-    return class_counts(train, int(train.tensors[-1].max()) + 1)

@@ -31,7 +31,7 @@ from asyncfed.network.waves import Common, MatrixSums, Sums
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.layout import Layout
 from asyncfed.problems.problem import Init, Problem
-from asyncfed.protocols.at import At, Home
+from asyncfed.protocols.at import JUDGING, At, Home
 from asyncfed.protocols.part import Act, Declared, Inbox, Judged, Messages, Part, Sizes, Start, Step, Tensors
 from asyncfed.rng import Streams
 from asyncfed.runtime.arrivals import senders_of, single_messages, weight_of, with_arrivals
@@ -52,7 +52,7 @@ from asyncfed.runtime.guards import (
     require_same_samples,
     require_untouched,
 )
-from asyncfed.runtime.judging import Measurement, measured
+from asyncfed.runtime.judging import Measurement, measured, together
 from asyncfed.runtime.pool import Mixing, Pool
 from asyncfed.runtime.state import State, copied, joined
 
@@ -223,12 +223,41 @@ class Block:
         """
         judging = self._part_of(part)
         inbox = self._absorb(incoming, parcels, consume=False)
-        memory = self._memory if part is None else self._memory_of(part, incoming.rows)
-        judged = judging.judge(self._at(incoming.rows), inbox, memory)
+        return self._judged(judging, inbox, incoming.rows, validation)
+
+    def judge(self, judging: Act, common: Tensors) -> Measurement:
+        """Judge everybody by what is made of variables that all share."""
+        self._part_of(judging)
+        inbox = Inbox(
+            type(judging).__name__, {name: value.expand(self.k, -1) for name, value in common.items()}
+        )
+        return self._judged(judging, inbox, np.arange(self.k, dtype=np.int64), validation=False)
+
+    def _judged(self, judging: Act, inbox: Inbox, rows: IntArray, validation: bool) -> Measurement:
+        if not judging.tunes:
+            return self._measured(judging, inbox, rows, validation)
+        most = max(1, CHUNK_BYTES // (self._sizes.inner * self._dtype.itemsize))
+        pieces = [slice(start, min(start + most, len(rows))) for start in range(0, len(rows), most)]
+        return together([self._measured(judging, inbox.of(at), rows[at], validation) for at in pieces])
+
+    def _measured(self, judging: Act, inbox: Inbox, rows: IntArray, validation: bool) -> Measurement:
+        """Of the clients at some rows, in order."""
+        at = At(self._home, rows, np.zeros(len(rows), dtype=np.int64), np.full(len(rows), JUDGING))
+        judged = judging.judge(at, inbox, self._memory_of(judging, rows))
         require_kind(judging, "judge", judged, Judged)
-        require_rows(judging, "is judged by", vars(judged), len(incoming.rows), self._lengths)
+        for one in (judged, *judged.also.values()):
+            values = {"inner": one.inner, "outer": one.outer}
+            require_rows(judging, "is judged by", values, len(rows), self._lengths)
         found = measured(
-            self._derivatives, self.clients, self._data, judged, self._chunk, validation, self._home.buffers
+            self._derivatives,
+            self.clients[rows],
+            self._data,
+            rows,
+            judged,
+            self._chunk,
+            validation,
+            None if self._home.buffers is None else self._home.buffers[self._index(rows)],
+            at.moved_buffers,
         )
         if (wrong := found.not_finite()) is not None:
             found = replace(found, cause=judging.explain(inbox, wrong.place) or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Evaluation:
     outer_step: int | None  # how often the outer variable was stepped, where the protocol does that
     unrecorded: Unrecorded
     rounds: int | None = None  # of the server, where there is one
+    computed: dict[str, IntArray] = field(default_factory=dict)  # by each client so far, where it is known
 
 
 def gathered(parts: list[Measurement]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.data import ClientData, ClientShards
+from asyncfed.errors import RunError
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.protocols.part import Judged
 
@@ -56,27 +57,59 @@ def measured(
     derivatives: Derivatives,
     clients: IntArray,
     data: ClientData,
+    rows: IntArray,
     judged: Judged,
     chunk: int,
     validation: bool,
     buffers: Tensor | None = None,
+    tuned: Tensor | None = None,
 ) -> Measurement:
-    """On the test samples (where there are none, on the next best), and on the validation samples too where
-    that is asked for.
+    """Of the block's clients at `rows`, on their test samples (where the block has none, on the next best),
+    and on the validation samples too where that is asked for. `buffers` are theirs, where they have some, and
+    `tuned` what judging has made of them for the variables it returned first.
     """
-    shards = next((s for s in (data.test, data.validation) if s.total), data.train)
+
+    def theirs(split: ClientShards) -> ClientShards:
+        return split if len(rows) == split.clients else split.select(rows)
+
+    shards = theirs(next((s for s in (data.test, data.validation) if s.total), data.train))
+    held_out = theirs(data.validation)
     problem = derivatives.problem
-    beside = problem.beside(judged.inner, buffers)
+    beside = problem.beside(judged.inner, buffers if tuned is None else tuned)
+    untuned = shards.with_beside(*problem.beside(judged.inner, buffers))
     one_for_all = _common(judged) and len(clients) > 1
     centre, spread = (np.zeros(0), 0.0) if one_for_all else _centre_and_spread(judged.inner, chunk)
+    sums = _sums(derivatives, judged, shards.with_beside(*beside))
+    for point, other in judged.also.items():
+        more = {f"{name}_{point}": found for name, found in _sums(derivatives, other, untuned).items()}
+        if taken := more.keys() & sums.keys():
+            raise RunError(
+                f"clients are also judged by {point!r}, and problem {problem.name!r} has a "
+                f"metric called {min(taken)!r} already; give the metric another name"
+            )
+        sums |= more
     return Measurement(
         clients,
-        _sums(derivatives, judged, shards.with_beside(*beside)),
+        sums,
         shards.sizes,
         centre,
         spread,
-        _sums(derivatives, judged, data.validation.with_beside(*beside)) if validation else {},
-        data.validation.sizes,
+        _sums(derivatives, judged, held_out.with_beside(*beside)) if validation else {},
+        held_out.sizes,
+    )
+
+
+def together(pieces: list[Measurement]) -> Measurement:
+    """Of some clients after the other: how far they are apart is not asked of what was tuned for each."""
+    return Measurement(
+        np.concatenate([piece.clients for piece in pieces]),
+        {name: np.concatenate([piece.sums[name] for piece in pieces]) for name in pieces[0].sums},
+        np.concatenate([piece.counts for piece in pieces]),
+        np.zeros(0),
+        0.0,
+        {name: np.concatenate([piece.validation[name] for piece in pieces]) for name in pieces[0].validation},
+        np.concatenate([piece.validation_counts for piece in pieces]),
+        next((piece.cause for piece in pieces if piece.cause), ""),
     )
 
 

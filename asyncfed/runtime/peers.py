@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from asyncfed.network.expectations import Expectations, Tally
 from asyncfed.network.waves import Conversation, Schedule, Snapshot, Wave
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import Method, Part, Reports
 from asyncfed.recall import Saved, recalled
 from asyncfed.runtime.evaluation import Evaluation, consensus, gathered, require_finite
@@ -17,6 +18,7 @@ from asyncfed.runtime.stage import Stage, Tick
 _NEVER = 1e300
 
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 @recalled(given=("_stage", "_parts", "_planned"))
@@ -39,6 +41,8 @@ class PeersLoop:
         self._outer_step = 0 if self._bilevel else None
         self._schedule: Schedule | None = None
         self._tally: Tally | None = None
+        known = all(part.cost(stage.scene, np.zeros(n, dtype=np.int64)) is not None for part in self._parts)
+        self._computed = Cost().of(n) if known else {}  # in the parts before
         self._reports: Reports = []  # of the open part
         self._evaluated = 0  # how many of them
 
@@ -98,6 +102,7 @@ class PeersLoop:
             yield self._evaluation(part, snapshot, since, final=last)
 
     def _close(self, part: Part, end: Snapshot) -> None:
+        self._computed = self._computed_by(part, end.steps + part.closing)
         self._first_step += part.steps + part.closing
         self._now = end.time if end.ends is None else end.ends
         if self._tally is not None:
@@ -121,7 +126,16 @@ class PeersLoop:
             final=final,
             outer_step=self._outer_step,
             unrecorded=snapshot.unrecorded,
+            computed=self._computed_by(part, snapshot.steps),
         )
+
+    def _computed_by(self, part: Part, steps: IntArray) -> dict[str, IntArray]:
+        """What each client has computed when it is at that step of the open part, where that is known."""
+        cost = part.cost(self._stage.scene, steps - self._first_step)
+        if cost is None:
+            return {}
+        added = cost.of(len(steps))
+        return {name: before + added[name] for name, before in self._computed.items()}
 
     @property
     def _bilevel(self) -> bool:

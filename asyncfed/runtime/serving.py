@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from asyncfed.network.schedules.asked import Ask
 from asyncfed.network.timing import ServerSchedule, VirtualTime
-from asyncfed.protocols.at import Level
+from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import Part
 from asyncfed.protocols.rounds import Round, WithServer
 from asyncfed.recall import Saved, recalled
@@ -90,6 +90,7 @@ class ServerLoop:
             final=final,
             outer_step=self._iteration,
             unrecorded=snapshot.unrecorded,
+            computed=self._asking.computed(snapshot.counts),
         )
 
 
@@ -99,9 +100,8 @@ class _Asking:
 
     def __init__(self, method: WithServer, stage: Stage, schedule: ServerSchedule) -> None:
         problem, self._sizes = stage.scene.problem, stage.scene.sizes
+        self._samples = problem.sample_sizes
         self._keeps_buffers = problem.local_buffers is not None
-        outer = problem.data.validation if problem.outer_split == "validation" else problem.data.train
-        self._samples: dict[Level, IntArray] = {"inner": problem.data.train.sizes, "outer": outer.sizes}
         n = schedule.n
         weighted = method.server.weighted
         self._importance = self._samples["inner"].astype(float) if weighted else np.ones(n)
@@ -111,6 +111,18 @@ class _Asking:
         self._turns = 0
         self._iteration = 0
         self._cohorts: dict[int, IntArray] = {}
+        self._known = self._costs_known(next(method.iterations(stage.streams), ()))
+
+    def _costs_known(self, rounds: tuple[Round, ...]) -> bool:
+        """Whether the rounds of an iteration say what their clients compute."""
+        everyone = np.arange(self._schedule.n, dtype=np.int64)
+        return all(part.cost(self._samples, everyone) is not None for part in rounds if part.asks)
+
+    def computed(self, counts: dict[str, IntArray]) -> dict[str, IntArray]:
+        """What clients have computed so far, from what the schedule has counted; nothing where that is not
+        known.
+        """
+        return Cost().of(self._schedule.n) | counts if self._known else {}
 
     def new_iteration(self, iteration: int) -> None:
         self._iteration, self._cohorts = iteration, {}
@@ -143,6 +155,8 @@ class _Asking:
         timing = self._stage.scene.timing
         per_sample = isinstance(timing, VirtualTime) and timing.per == "sample"
         work = part.samples if per_sample else part.work
+        samples = {level: self._of(of, clients) for level, of in self._samples.items()}
+        cost = part.cost(samples, clients)
         return Ask(
             part=number,
             phase=part.phase,
@@ -152,12 +166,13 @@ class _Asking:
             answers=part.answers,
             answer_bytes=sum(part.carries(self._sizes).values()) * itemsize,
             writes=part.writes,
-            work=work({level: self._of(of, clients) for level, of in self._samples.items()}, clients),
+            work=work(samples, clients),
             importance=self._importance[clients],
             series=part.series,
             remembers=bool(part.remembered(self._sizes)) or self._keeps_buffers,
             normalised=part.normalised,
-            samples=self._of(self._samples["inner"], clients),
+            samples=samples["inner"],
+            adds={} if cost is None else cost.of(len(clients)),
         )
 
     def _of(self, values: IntArray, clients: IntArray) -> IntArray:

@@ -26,6 +26,7 @@ RESERVED = (
     "summary.txt",
     "tables",
     "pictures",
+    "report.html",
 )
 
 

@@ -117,6 +117,14 @@ class StudyResult:
             raise ScenarioError(f"there is no table {which} in {self.path}; its summary has {len(tables)}")
         return tables[which].frame
 
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write one HTML file with tables, findings, pictures and the parts, by default `report.html` in its
+        directory; returns its path.
+        """
+        from asyncfed.report.document import report
+
+        return report(self.path, self.path / "report.html" if path is None else path)
+
     def __repr__(self) -> str:
         return f"<StudyResult {self.path} ({self.status})>"
 

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from asyncfed.errors import RunError
+from asyncfed.homes import OURS
 from asyncfed.options import Options
 from asyncfed.registry import KINDS, registered
 from asyncfed.scenario import Scenario
 from asyncfed.study.worker import read_frame, write_frame
 
 _PATIENCE = 60.0  # seconds for runs to come to where they can be resumed
-_OURS = ("asyncfed", "topologies", "scenarios")
 
 
 @dataclass(frozen=True)
@@ -154,5 +154,5 @@ def _own_things() -> list[tuple[str, str, Any]]:
         (kind, name, thing)
         for kind in KINDS
         for name, thing in registered(kind).items()
-        if thing.__module__.partition(".")[0] not in _OURS
+        if thing.__module__.partition(".")[0] not in OURS
     ]

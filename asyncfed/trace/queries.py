@@ -30,62 +30,103 @@ COUNTS = ("attempts", "sent", *STATUS_NAMES, "bytes")
 
 def sums(chunks: Iterable[pa.Table], group: Callable[[pa.Table], Ints]) -> pd.DataFrame:
     """One row per group, which is its index, sorted: counts, bytes, delays, first and last time."""
-    result = _Sums()
+    result = Sums()
     for chunk in chunks:
         result.add(chunk, group(chunk))
     return result.frame()
 
 
-class _Sums:
-    """Sums by group, in the order of the sorted `groups`."""
+class Sums:
+    """Sums by group, in the order of the sorted `groups`; those of which there is nothing take no room."""
 
     def __init__(self) -> None:
         self.groups: Ints = np.zeros(0, np.int64)
-        self._values = {
-            "by_status": np.zeros((0, len(Status)), np.int64),
-            **{name: np.zeros(0, np.int64) for name in ("bytes", "delivered_bytes", "stale", "moves")},
-            **{name: np.zeros(0) for name in ("delay_sum", "delay_max", "started_at", "ended_at")},
-            "moves_max": np.zeros(0),
-        }
-        self._before_any = {
-            "delay_max": np.nan, "started_at": np.inf, "ended_at": -np.inf, "moves_max": np.nan,
-        }  # fmt: skip
+        self._values: dict[str, npt.NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """A sum of every group: a status, or one of the others that `frame` has."""
+        found = self._values.get(name)
+        if found is None:
+            kind = np.float64 if name in _REAL else np.int64
+            found = np.full(len(self.groups), _BEFORE_ANY.get(name, 0), kind)
+        return found
 
     def add(self, chunk: pa.Table, group: Ints) -> None:
+        """Count messages, each to its group."""
         slot = self._slots(group)
         status = status_codes(chunk["status"])
         sent_at, arrived_at, size = (chunk[name].to_numpy() for name in ("sent_at", "arrived_at", "bytes"))
-        values = self._values
-        np.add.at(values["by_status"].reshape(-1), slot * len(Status) + status, 1)
-        np.add.at(values["bytes"], slot, size)
-        np.minimum.at(values["started_at"], slot, sent_at)
-        np.maximum.at(values["ended_at"], slot, sent_at)
+        count, statuses = len(self.groups), len(Status)
+        by_status = np.bincount(slot * statuses + status, minlength=count * statuses).reshape(count, statuses)
+        for name, column in zip(STATUS_NAMES, by_status.T, strict=True):
+            if column.any():
+                self._of(name)[:] += column
+        np.add.at(self._of("bytes"), slot, size)
+        np.minimum.at(self._of("started_at"), slot, sent_at)
+        np.maximum.at(self._of("ended_at"), slot, sent_at)
 
         delivered = np.flatnonzero(status == Status.DELIVERED)
+        if not len(delivered):
+            return
         slot, arrived_at = slot[delivered], arrived_at[delivered]
         delay = arrived_at - sent_at[delivered]
-        np.add.at(values["delivered_bytes"], slot, size[delivered])
-        np.add.at(values["delay_sum"], slot, delay)
-        np.fmax.at(values["delay_max"], slot, delay)
-        np.maximum.at(values["ended_at"], slot, arrived_at)
+        np.add.at(self._of("delivered_bytes"), slot, size[delivered])
+        np.add.at(self._of("delay_sum"), slot, delay)
+        np.fmax.at(self._of("delay_max"), slot, delay)
+        np.maximum.at(self._of("ended_at"), slot, arrived_at)
 
         if chunk[STALENESS].null_count < len(chunk):
             moves = chunk[STALENESS].to_numpy()[delivered].astype(float)
             known = ~np.isnan(moves)
             slot, moves = slot[known], moves[known]
-            np.add.at(values["stale"], slot, 1)
-            np.add.at(values["moves"], slot, moves.astype(np.int64))
-            np.fmax.at(values["moves_max"], slot, moves)
+            np.add.at(self._of("stale"), slot, 1)
+            np.add.at(self._of("moves"), slot, moves.astype(np.int64))
+            np.fmax.at(self._of("moves_max"), slot, moves)
+
+    def plus(self, other: Sums) -> None:
+        """Add the sums of other messages."""
+        place: Any = slice(None)
+        if not np.array_equal(self.groups, other.groups):
+            place = self._slots(other.groups)
+        for name, values in other._values.items():
+            mine = self._of(name)
+            mine[place] = _COMBINED.get(name, np.add)(mine[place], values)
+
+    def of_group(self, place: int) -> dict[str, float]:
+        """The sums of one group, those of which there are any."""
+        return {name: values[place].item() for name, values in self._values.items()}
+
+    def copy(self) -> Sums:
+        """The same, to add to."""
+        same = Sums()
+        same.plus(self)
+        return same
+
+    def compact(self) -> Sums:
+        """The same, to be kept and added: whole numbers in four bytes where they fit."""
+        small = Sums()
+        small.groups = self.groups
+        for name, values in self._values.items():
+            fits = values.dtype == np.int64 and values.max(initial=0) <= np.iinfo(np.int32).max
+            small._values[name] = values.astype(np.int32) if fits else values
+        return small
+
+    @property
+    def nbytes(self) -> int:
+        return self.groups.nbytes + sum(values.nbytes for values in self._values.values())
 
     def frame(self) -> pd.DataFrame:
         import pandas as pd
 
-        by_status = self._values["by_status"]
-        attempts = by_status.sum(axis=1)
-        columns = {"attempts": attempts, "sent": attempts - by_status[:, Status.LINK_DOWN]}
-        columns |= zip(STATUS_NAMES, by_status.T, strict=True)
-        columns |= {name: values for name, values in self._values.items() if name != "by_status"}
+        by_status = {name: self[name] for name in STATUS_NAMES}
+        attempts: Ints = np.sum(list(by_status.values()), axis=0, dtype=np.int64)
+        columns = {"attempts": attempts, "sent": attempts - by_status["link_down"]} | by_status
+        columns |= {name: self[name] for name in _OTHERS}
         return pd.DataFrame(columns, index=self.groups)
+
+    def _of(self, name: str) -> npt.NDArray[Any]:
+        """A sum to add to."""
+        return self._values.setdefault(name, self[name])
 
     def _slots(self, group: Ints) -> Ints:
         """Where the sums of each row's group stand; room is made for groups not seen before."""
@@ -99,13 +140,54 @@ class _Sums:
         return slots
 
     def _make_room(self, groups: Ints) -> None:
-        kept = np.searchsorted(groups, self.groups)
-        for name, old in self._values.items():
-            self._values[name] = np.full(
-                (len(groups), *old.shape[1:]), self._before_any.get(name, 0), old.dtype
-            )
-            self._values[name][kept] = old
-        self.groups = groups
+        before, kept = self._values, np.searchsorted(groups, self.groups)
+        self.groups, self._values = groups, {}
+        for name, old in before.items():
+            self._of(name)[kept] = old
+
+
+_OTHERS = (
+    "bytes", "delivered_bytes", "stale", "moves", "delay_sum", "delay_max", "started_at", "ended_at",
+    "moves_max",
+)  # fmt: skip
+_REAL = ("delay_sum", "delay_max", "started_at", "ended_at", "moves_max")
+_BEFORE_ANY = {"delay_max": np.nan, "started_at": np.inf, "ended_at": -np.inf, "moves_max": np.nan}
+_COMBINED: dict[str, np.ufunc] = {
+    "delay_max": np.fmax, "started_at": np.minimum, "ended_at": np.maximum, "moves_max": np.fmax,
+}  # fmt: skip
+
+
+def edge_columns(sums: pd.DataFrame, nodes: int) -> dict[str, npt.NDArray[Any]]:
+    """The columns of `Trace.edges` from sums by `edge_group`."""
+    sender, receiver = np.divmod(sums.index.to_numpy(), nodes)
+    columns: dict[str, Any] = {"sender": sender, "receiver": receiver}
+    columns |= {name: sums[name].to_numpy() for name in COUNTS}
+    attempts, delivered = columns["attempts"], columns["delivered"]
+    columns["delivery_rate"] = ratio(delivered, attempts)
+    columns["up_rate"] = 1.0 - ratio(columns["link_down"], attempts)
+    columns["delay_mean"] = ratio(sums["delay_sum"].to_numpy(), delivered)
+    columns["delay_max"] = sums["delay_max"].to_numpy()
+    return columns | staleness(sums)
+
+
+def node_columns(sums: pd.DataFrame, nodes: int) -> dict[str, npt.NDArray[Any]]:
+    """What every node sent and received, from sums by `edge_group`, as in `Trace.nodes`."""
+    sender, receiver = np.divmod(sums.index.to_numpy(), nodes)
+
+    def total(client: Ints, name: str) -> Ints:
+        result: Ints = np.zeros(nodes, np.int64)
+        np.add.at(result, client, sums[name].to_numpy())
+        return result
+
+    return {
+        "sent": total(sender, "sent"),
+        "received": total(receiver, "delivered"),
+        "lost": total(sender, "lost"),
+        "link_down": total(sender, "link_down"),
+        "late": total(sender, "late"),
+        "bytes_sent": total(sender, "bytes"),
+        "bytes_received": total(receiver, "delivered_bytes"),
+    }
 
 
 def edge_group(nodes: int) -> Callable[[pa.Table], Ints]:
@@ -141,26 +223,52 @@ def count(chunks: Iterable[pa.Table]) -> Totals:
     return totals
 
 
-def client_sums(chunks: Iterable[pa.Table], nodes: int) -> pd.DataFrame:
-    """One row per client from the table of steps: steps, busy_time, finished_at, absorbed_per_step."""
-    import pandas as pd
+class ClientSums:
+    """Sums over the table of steps, one row per client."""
 
-    steps, busy, absorbed = (np.zeros(nodes) for _ in range(3))
-    finished = np.full(nodes, -np.inf)
-    for chunk in chunks:
+    def __init__(self, nodes: int) -> None:
+        self.steps, self.absorbed = (np.zeros(nodes, np.int64) for _ in range(2))
+        self.busy_time = np.zeros(nodes)
+        self.finished_at = np.full(nodes, -np.inf)
+
+    def add(self, chunk: pa.Table) -> None:
+        """Count steps."""
         client, ended = chunk["client"].to_numpy(), chunk["ended_at"].to_numpy()
-        steps += np.bincount(client, minlength=nodes)
-        busy += np.bincount(client, weights=ended - chunk["started_at"].to_numpy(), minlength=nodes)
-        absorbed += np.bincount(client, weights=chunk["absorbed"].to_numpy(), minlength=nodes)
-        np.maximum.at(finished, client, ended)
-    return pd.DataFrame(
-        {
-            "steps": steps.astype(np.int64),
-            "busy_time": busy,
-            "finished_at": np.where(steps > 0, finished, np.nan),
-            "absorbed_per_step": ratio(absorbed, steps),
+        nodes = len(self.steps)
+        self.steps += np.bincount(client, minlength=nodes)
+        self.busy_time += np.bincount(client, ended - chunk["started_at"].to_numpy(), nodes)
+        self.absorbed += np.bincount(client, chunk["absorbed"].to_numpy(), nodes).astype(np.int64)
+        np.maximum.at(self.finished_at, client, ended)
+
+    def plus(self, other: ClientSums) -> None:
+        """Add the sums of other steps."""
+        self.steps += other.steps
+        self.busy_time += other.busy_time
+        self.absorbed += other.absorbed
+        np.maximum(self.finished_at, other.finished_at, out=self.finished_at)
+
+    def copy(self) -> ClientSums:
+        """The same, to add to."""
+        same = ClientSums(len(self.steps))
+        same.plus(self)
+        return same
+
+    def compact(self) -> ClientSums:
+        """The same, to be kept."""
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        return sum(values.nbytes for values in vars(self).values())
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """steps, busy_time, finished_at, absorbed_per_step, as in `Trace.nodes`."""
+        return {
+            "steps": self.steps,
+            "busy_time": self.busy_time,
+            "finished_at": np.where(self.steps > 0, self.finished_at, np.nan),
+            "absorbed_per_step": ratio(self.absorbed, self.steps),
         }
-    )
 
 
 def staleness(sums: pd.DataFrame) -> dict[str, npt.NDArray[np.float64]]:

@@ -116,16 +116,9 @@ class Trace:
         virtual times from sending to arrival, of delivered messages. Where answers were stale, staleness_mean
         and staleness_max are of those that the server used.
         """
-        sums = self._edge_sums
-        sender, receiver = np.divmod(sums.index.to_numpy(), self.node_count)
-        columns: dict[str, Any] = {"sender": self._shown(sender), "receiver": self._shown(receiver)}
-        columns |= {name: sums[name].to_numpy() for name in queries.COUNTS}
-        attempts, delivered = columns["attempts"], columns["delivered"]
-        columns["delivery_rate"] = queries.ratio(delivered, attempts)
-        columns["up_rate"] = 1.0 - queries.ratio(columns["link_down"], attempts)
-        columns["delay_mean"] = queries.ratio(sums["delay_sum"].to_numpy(), delivered)
-        columns["delay_max"] = sums["delay_max"].to_numpy()
-        return _frame(columns | queries.staleness(sums))
+        columns = queries.edge_columns(self._edge_sums, self.node_count)
+        ends = {end: self._shown(columns[end]) for end in ("sender", "receiver")}
+        return _frame(columns | ends)
 
     def edge(self, sender: int | str, receiver: int | str) -> pd.DataFrame:
         """One row per potential message from `sender` to `receiver`, in order of sent_at: all columns."""
@@ -149,29 +142,16 @@ class Trace:
         would send), bytes_sent, bytes_received, busy_time (virtual time inside its steps), finished_at (end
         of its last step), absorbed_per_step (mean number of messages that a step took in).
         """
-        edges = self._edge_sums
-        sender, receiver = np.divmod(edges.index.to_numpy(), self.node_count)
-
-        def total(client: npt.NDArray[np.int64], name: str) -> npt.NDArray[np.int64]:
-            result: npt.NDArray[np.int64] = np.zeros(self.node_count, np.int64)
-            np.add.at(result, client, edges[name].to_numpy())
-            return result
-
-        steps = queries.client_sums(read_chunks(self._files[STEPS], STEPS, self.node_count), self.node_count)
+        sums = queries.ClientSums(self.node_count)
+        for chunk in read_chunks(self._files[STEPS], STEPS, self.node_count):
+            sums.add(chunk)
+        steps = sums.columns()
         return _frame(
             {
                 "client": self._shown(np.arange(self.node_count)),
-                "steps": steps["steps"],
-                "sent": total(sender, "sent"),
-                "received": total(receiver, "delivered"),
-                "lost": total(sender, "lost"),
-                "link_down": total(sender, "link_down"),
-                "late": total(sender, "late"),
-                "bytes_sent": total(sender, "bytes"),
-                "bytes_received": total(receiver, "delivered_bytes"),
-                "busy_time": steps["busy_time"],
-                "finished_at": steps["finished_at"],
-                "absorbed_per_step": steps["absorbed_per_step"],
+                "steps": steps.pop("steps"),
+                **queries.node_columns(self._edge_sums, self.node_count),
+                **steps,
             }
         )
 

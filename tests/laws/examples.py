@@ -19,7 +19,14 @@ import pytest
 from asyncfed import Lockstep, Scenario, VirtualTime
 from asyncfed.errors import ScenarioError
 from asyncfed.network import Bursts, DrawnPresence, GivenPresence, LinkTimes, Metropolis, Uniform
-from asyncfed.problems import Problem, bilevel_quadratic, compositional, minimax_saddle, quadratic
+from asyncfed.problems import (
+    Problem,
+    bilevel_quadratic,
+    compositional,
+    minimax_saddle,
+    normal_mixture,
+    quadratic,
+)
 from asyncfed.protocols import (
     CDBO,
     HGP,
@@ -31,12 +38,14 @@ from asyncfed.protocols import (
     Buffered,
     CompareHypergradients,
     Diminishing,
+    EpochSGP,
     EstimateHypergradient,
     ExactBackprop,
     FedAsync,
     FedAvg,
     FedAvgS,
     FedBuff,
+    FedEM,
     FedNest,
     FedProx,
     GossipBilevel,
@@ -47,6 +56,8 @@ from asyncfed.protocols import (
     LocalSteps,
     Neumann,
     PeerAggITD,
+    PeerFedEM,
+    PFedMe,
     PolynomialDecay,
     PushDIGing,
     PushPull,
@@ -77,6 +88,10 @@ def _saddle(clients: int) -> Problem:
 
 def _composed(clients: int) -> Problem:
     return compositional(clients=clients, dimension=3, outer_dimension=2, seed=4)
+
+
+def _mixed(clients: int) -> Problem:
+    return normal_mixture(clients=clients, components=3, dimension=1, seed=5, samples=5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +193,7 @@ _JOINT = VRHGP(2, sampling="joint", expectations="exact", lr=0.01)
 
 _GUESSES: dict[str, Any] = {
     "steps": 5, "outer_steps": 3, "lr": 0.1, "outer_lr": 0.1, "inner_lr": 0.1,
+    "tau": 2, "nu": 2, "alpha": 0.1, "beta": 0.1,
     "LearningRate": 0.1, "LocalSteps": _STEPS, "SGP": _INNER, "Estimator": _JOINT,
 }  # fmt: skip
 """What a required argument gets, by its name or else by its type."""
@@ -200,6 +216,19 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "PushPull": (
         Example(PushPull(5, 0.1, batch=2)),
         Example(PushPull(5, 0.1, batch=2), about="pausing", changed=_pausing),
+    ),
+    "EpochSGP": (
+        Example(EpochSGP(4, 0.1, batch=2, momentum=0.5)),
+        Example(EpochSGP(4, 0.1, batch=2, weighted=True), two_levels, "weighted"),
+    ),
+    "PeerFedEM": (Example(PeerFedEM(4, Diminishing(0.1), batch=2, momentum=0.5), _mixed),),
+    "FedEM": (
+        Example(FedEM(3, _STEPS, momentum=0.5), _mixed),
+        Example(FedEM(4, _STEPS, server=Buffered(2)), _mixed, "buffered"),
+    ),
+    "PFedMe": (
+        Example(PFedMe(3, _STEPS, prox_steps=2, lam=2.0)),
+        Example(PFedMe(3, _STEPS, "fedem", momentum=0.5), about="FedEM's form"),
     ),
     "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from asyncfed import Lockstep, OneByOneWarning, Scenario, ScenarioError, VirtualTime, load, resume, run
+from asyncfed import Lockstep, OneByOneWarning, Scenario, ScenarioError, VirtualTime, adapt, load, resume, run
 from asyncfed.data import client_data_from_lists
 from asyncfed.data.sampling import Sampler
 from asyncfed.network import GivenPresence
@@ -25,11 +25,15 @@ from asyncfed.protocols import (
     AsyncSGP,
     Buffered,
     ClusteredFL,
+    EpochSGP,
     FedAsync,
     FedAvg,
+    FedAvgPlus,
     FedBuff,
     FedProx,
     LocalSteps,
+    MetaFL,
+    PFedMe,
     PushDIGing,
     PushPull,
     Scaffold,
@@ -58,6 +62,19 @@ class Net(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         hidden = functional.max_pool2d(functional.relu(self.norm(self.conv(images))), 2)
         out: Tensor = self.head(self.drop(hidden.flatten(1))) * self.scale * self.fixed
+        return out
+
+
+class Smooth(nn.Module):
+    """Linear, with BatchNorm and without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(36)
+        self.head = nn.Linear(36, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(images.flatten(1)))
         return out
 
 
@@ -267,6 +284,10 @@ METHODS = {
     "ClusteredFL": (ClusteredFL(3, _STEPS), Lockstep()),
     "FedBuff": (FedBuff(3, _STEPS, server=Buffered(2)), VirtualTime("uniform(0.5, 1.5)")),
     "FedAsync": (FedAsync(8, _STEPS), VirtualTime("uniform(0.5, 1.5)")),
+    "FedAvgPlus": (FedAvgPlus(3, _STEPS, momentum=0.5), Lockstep()),
+    "PFedMe": (PFedMe(3, _STEPS, "fedem"), Lockstep()),
+    "MetaFL": (MetaFL(3, 1, 2, 0.05, 0.05, 4), Lockstep()),
+    "EpochSGP": (EpochSGP(4, 0.05, batch=6), Lockstep()),
 }
 
 
@@ -286,7 +307,7 @@ def test_who_says_that_it_moves_buffers_moves_them(method: str, kept: Any, tmp_p
     noted = [result.model(client)["norm.num_batches_tracked"].item() for client in range(CLIENTS)]
     assert (np.array(noted)[steps > 0] > 0).all()
     if kept == "local":
-        each = 2 if protocol.server is not None else 1
+        each = 2 if protocol.server is not None or method == "EpochSGP" else 1
         begun = np.array(noted) // each - steps  # with a buffer, some are at work when the run ends
         assert (begun == 0).all() or (method in ("FedBuff", "FedAsync") and set(begun) <= {0, 1})
     again = run(scenario, out=tmp_path / "again")
@@ -303,6 +324,54 @@ def test_on_a_pretended_gpu_nothing_of_the_cpu_meets_it(method: Any, kept: Any, 
         there = run(scenario, out=tmp_path / "gpu", device="cuda")
     for name, value in here.final.items():
         torch.testing.assert_close(there.final[name], value, rtol=1e-9, atol=1e-9)
+
+
+def test_tuned_models_are_judged_with_the_statistics_of_their_tuning(tmp_path: Path) -> None:
+    """By a plain epoch of torch from the server's model and the client's own statistics; new clients begin
+    with the mean of those.
+    """
+    tuning = LocalSteps(0.2, epochs=1)  # one step with all samples, so that no order matters
+    problem, module = from_module(Smooth, data(), buffers="local"), Smooth().double()
+    protocol = FedAvgPlus(3, LocalSteps(0.1, steps=2, batch=4), tuning=tuning)
+    result = run(Scenario(problem, star(CLIENTS), protocol, precision="float64"), out=tmp_path / "run")
+    samples = data().to(torch.float64)
+
+    def judged(state: dict[str, Tensor], client: int) -> tuple[float, float]:
+        module.load_state_dict(state)
+        images, labels = samples.test.of(client)
+        before = functional.cross_entropy(module.eval()(images), labels).item()
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.2)
+        inputs, targets = samples.train.of(client)
+        functional.cross_entropy(module.train()(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return before, functional.cross_entropy(module.eval()(images), labels).item()
+
+    states = [result.model(client) for client in range(CLIENTS)]
+    expected = [judged(state, client) for client, state in enumerate(states)]
+    found = result.clients[["loss_tuned_0", "loss"]]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    mean = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
+    mean["norm.num_batches_tracked"] = mean["norm.num_batches_tracked"].long()
+    new = adapt(result, problem).clients[["loss_tuned_0", "loss"]]
+    np.testing.assert_allclose(new, [judged(mean, client) for client in range(CLIENTS)], rtol=0, atol=1e-12)
+
+
+def test_every_independent_minibatch_has_a_key_of_its_own(tmp_path: Path) -> None:
+    """A loss whose gradient is the key: what meta FL moves by is the sum of those of its local updates."""
+    samples = client_data_from_lists([(torch.zeros(3, 1, dtype=torch.float64),) for _ in range(2)])
+    problem = Problem(
+        name="keys",
+        data=samples,
+        inner_loss=lambda x, lam, batch: (x * batch[1].double()).sum() * 2.0**-53 + batch[0].mean(),
+        init_inner=lambda generator: torch.zeros(1, dtype=torch.float64),
+        metrics={"loss": lambda x, lam, batch: batch[0][:, 0] + x},
+        draws=True,
+    )
+    protocol = MetaFL(1, 0, 3, 0.1, 1.0, 2)
+    result = run(Scenario(problem, star(2), protocol, precision="float64"), out=tmp_path / "run")
+    keys = [[Streams(0).uniforms(f"keys, update {t}", 0, 0, 1, lane=i)[0] for t in range(3)] for i in (0, 1)]
+    assert result.final["inner"].item() == pytest.approx(-np.mean(np.sum(keys, axis=1)), abs=1e-12)
 
 
 # --- bilevel ---------------------------------------------------------------------------------------------

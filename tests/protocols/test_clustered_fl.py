@@ -176,6 +176,13 @@ def test_it_finds_two_planted_clusters_with_one_split(tmp_path: Path) -> None:
         assert np.abs(judged[mine] - CENTRES[group]).max() < 0.1
 
 
+def test_it_splits_nothing_where_clients_are_alike(tmp_path: Path) -> None:
+    """Of one group, with the settings that part two."""
+    protocol = ClusteredFL(120, LocalSteps(0.2, steps=2), eps1=0.1, eps2=0.5, min_rounds=10, server=Server())
+    result = serve(planted((0,) * len(GROUPS)), protocol, tmp_path / "run", every=10)
+    assert set(result.metrics.splits) == {0}
+
+
 def test_without_eps1_it_is_fedavg(tmp_path: Path) -> None:
     local, server = LocalSteps(0.1, epochs=2, batch=1), Server(0.6, weighted=True)
     protocol = ClusteredFL(30, local, eps1=0.0, eps2=0.0, min_rounds=0, server=server)

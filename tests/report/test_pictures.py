@@ -13,11 +13,12 @@ from matplotlib.image import imread
 
 from asyncfed import Scenario, VirtualTime, load, run
 from asyncfed.errors import DivergenceError
+from asyncfed.explorer.graph import declared
 from asyncfed.problems import classification, quadratic
 from asyncfed.protocols import SGP, FedAvg, Local, LocalSteps
 from asyncfed.report import pictures
 from asyncfed.report.clients import label_clients
-from asyncfed.report.network import _draw_promises, declared
+from asyncfed.report.network import _draw_promises
 from asyncfed.report.style import new_figure
 from topologies import (
     edgeless,

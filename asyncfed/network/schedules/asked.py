@@ -69,7 +69,7 @@ from asyncfed.rng import Streams
 @recalled()
 @dataclass(frozen=True, eq=False)
 class Ask:
-    """A round, as the network sees it. Arrays are over the clients asked."""
+    """A round, as the network sees it. Arrays are over the clients asked, who stand in order."""
 
     part: int
     phase: str
@@ -85,6 +85,7 @@ class Ask:
     remembers: bool = False  # whether clients keep something, so that work whose answer is lost matters too
     normalised: bool = True  # whether weights add up to 1, also of stale answers that count less
     samples: IntArray = field(default_factory=lambda: NO_NODES)  # training samples of each
+    adds: Mapping[str, IntArray] = field(default_factory=dict)  # what the work of each adds to its counts
 
 
 @recalled()
@@ -240,8 +241,10 @@ class AskedSchedule:
         # Of those that are here already: whether a round will use them, or they were late, is not known yet.
         unrecorded = Unrecorded(on_the_way=len(held), bytes=sum(work.ask.answer_bytes for work in held))
         everyone = Absorption(np.arange(self.n, dtype=np.int64), commons(self._versions.now))
-        worked = self._ended.by(self.now)
-        return Snapshot(everyone, self.now, worked, final, unrecorded=unrecorded, rounds=self.round)
+        worked, counts = self._ended.by(self.now)
+        return Snapshot(
+            everyone, self.now, worked, final, unrecorded=unrecorded, rounds=self.round, counts=counts
+        )
 
     def finish(self) -> None:
         """What nobody has used when the run ends was late, or is in flight for ever."""
@@ -500,7 +503,8 @@ class AskedSchedule:
             )
             attempt = attempt.only(~attempt.void)
         clients, done, goes = attempt.clients, attempt.done, attempt.goes
-        self._ended.add(clients, done)
+        place = np.searchsorted(ask.clients, clients)
+        self._ended.add(clients, done, {name: each[place] for name, each in ask.adds.items()})
         if self._intake is not None:
             for at in np.flatnonzero(goes).tolist():
                 key = int(clients[at]), attempt.number

@@ -167,8 +167,10 @@ class BufferedSchedule:
         size = sum(one.ask.answer_bytes for one in unused)
         unrecorded = Unrecorded(on_the_way=len(unused), bytes=size, early=len(self._arriving))
         everyone = Absorption(np.arange(self.n, dtype=np.int64), commons(self._versions.now))
-        worked = self._ended.by(self.now)
-        return Snapshot(everyone, self.now, worked, final, unrecorded=unrecorded, rounds=self.round)
+        worked, counts = self._ended.by(self.now)
+        return Snapshot(
+            everyone, self.now, worked, final, unrecorded=unrecorded, rounds=self.round, counts=counts
+        )
 
     def finish(self) -> None:
         """What nobody has used when the run ends was late, or is in flight for ever."""
@@ -511,7 +513,7 @@ class BufferedSchedule:
         begun, self._begun = self._begun, []
         if begun:
             workers, started, done = (np.concatenate(column) for column in zip(*begun, strict=True))
-            self._ended.add(workers, done)
+            self._ended.add(workers, done, {name: each[workers] for name, each in ask.adds.items()})
             self._wire.record_steps(
                 workers, step=self.round, started_at=started, ended_at=done, absorbed=1, phase=ask.phase
             )

@@ -41,25 +41,30 @@ class Pace:
 
 @recalled()
 class Ended:
-    """How many works each of n clients has ended."""
+    """How many works each of n clients has ended, and what these add up to."""
 
     def __init__(self, n: int) -> None:
-        self._before = np.zeros(n, dtype=np.int64)  # at the last look
-        self._after: list[tuple[IntArray, FloatArray]] = []  # clients and times of the others
+        self._works = np.zeros(n, dtype=np.int64)  # at the last look
+        self._counts: dict[str, IntArray] = {}
+        self._after: list[tuple[IntArray, FloatArray, dict[str, IntArray]]] = []  # clients, times of others
 
-    def add(self, clients: IntArray, done: FloatArray) -> None:
-        """Works, and when they end."""
-        self._after.append((clients, done))
+    def add(self, clients: IntArray, done: FloatArray, adds: Mapping[str, IntArray]) -> None:
+        """Works, when they end, and what each of them adds to which count of its client."""
+        self._after.append((clients, done, dict(adds)))
 
-    def by(self, now: float) -> IntArray:
-        """Looks go forward in time."""
+    def by(self, now: float) -> tuple[IntArray, dict[str, IntArray]]:
+        """Works, and counts by name; looks go forward in time."""
         after, self._after = self._after, []
-        for clients, done in after:
+        for clients, done, adds in after:
             over = done <= now
-            np.add.at(self._before, clients[over], 1)
+            np.add.at(self._works, clients[over], 1)
+            for name, values in adds.items():
+                total = self._counts.setdefault(name, np.zeros_like(self._works))
+                np.add.at(total, clients[over], values[over])
             if not over.all():
-                self._after.append((clients[~over], done[~over]))
-        return self._before.copy()
+                rest = {name: values[~over] for name, values in adds.items()}
+                self._after.append((clients[~over], done[~over], rest))
+        return self._works.copy(), {name: total.copy() for name, total in self._counts.items()}
 
 
 def commons(versions: Mapping[str, int]) -> tuple[Channel, ...]:
