@@ -6,6 +6,7 @@ standard error. When nobody is at the other end any more, the run ends where it 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -45,7 +46,8 @@ def main() -> None:
     threading.Thread(target=_listen, args=(sys.stdin.buffer, frames, busy), daemon=True).start()
 
     def tell(what: str, content: Any = None) -> None:
-        write_frame(answers, pickle.dumps((what, content)))
+        with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+            write_frame(answers, pickle.dumps((what, content)))
 
     def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if isinstance(message, TOLD):
