@@ -339,7 +339,7 @@ def test_a_metric_falls_or_rises_as_the_goal_says_whatever_its_name(tmp_path: Pa
 @pytest.mark.parametrize("goal", [AtLeast, AtMost])
 def test_a_goal_is_a_finite_number(goal: Any) -> None:
     for value in (float("nan"), float("inf"), True, "0.9", None):
-        with pytest.raises(ScenarioError, match="value is .*; it must be a finite number"):
+        with pytest.raises(ScenarioError, match=r"value is .*; it must be a finite number"):
             goal(value)
     assert goal(np.float32(0.5)) == goal(0.5)
     assert goal(0.5).met(0.5)
