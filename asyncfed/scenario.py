@@ -164,7 +164,7 @@ def _check_settings(scenario: Scenario) -> None:
             + (
                 "a server's rounds have no such parts (a Buffered server does not wait): leave it out"
                 if with_server
-                else f"they are judged when all are through, so evaluate_every={every} has no meaning"
+                else f"they are judged when all are through, so evaluate_every={every:g} has no meaning"
             )
         )
     if every is not None and every % 1:

@@ -61,7 +61,7 @@ def test_a_killed_run_leaves_metrics_that_the_trace_bears_out(kind: str, tmp_pat
     assert result.trace.to_arrow().num_rows == len(result.trace)
     steps = result.metrics["step"].tolist()
     assert steps == sorted(set(steps)), "every evaluation once"
-    assert len(list(result.trace.directory.glob("messages/*"))) == 1
+    assert len(list(result.trace.directory.glob("messages/[!.]*"))) == 1
 
 
 def test_often_evaluated_runs_write_about_once_in_a_second(tmp_path: Path) -> None:

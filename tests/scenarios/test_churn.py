@@ -49,4 +49,4 @@ def test_it_runs_small_and_says_what_the_runs_say(tmp_path: Path) -> None:
     assert len(frame) == len(only) == 12
     assert len(keys()) == 28
     assert [path.stat().st_size > 5_000 for path in result.pictures] == [True] * 4
-    assert summarise({}, 5.0).findings == []
+    assert summarise({}, 5.0).findings == ()

@@ -63,10 +63,10 @@ def test_whole_parts_and_until_can_be_set(tmp_path: Path) -> None:
         ("protocol.server.quorum=7", "cannot be met"),
         ("protocol.server.deadline=2.0", "needs virtual time"),
         ("protocol.server.quorom=7", "quorum"),
-        ("until=0.9", "a mapping such as"),
-        ("until={'accuracy': 0.9}", "write until={'accuracy': AtLeast(0.9)}"),
+        ("until=0.9", "it must be a mapping that says which way"),
+        ("until={'accuracy': 0.9}", "until['accuracy'] is 0.9; it must be AtLeast(…)"),
         ("until={'accuracy': AtLest(0.9)}", "AtLeast"),
-        ("until={'accuracy': AtLeast(0.9), 'loss'}", "a mapping such as"),
+        ("until={'accuracy': AtLeast(0.9), 'loss'}", "it must be a mapping that says which way"),
     ],
 )
 def test_what_makes_no_sense_is_refused(setting: str, words: str, tmp_path: Path) -> None:
