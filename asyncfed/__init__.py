@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncfed.adaptation import Adapted, adapt
     from asyncfed.callbacks import Callback, EvaluationReport, MessageSummary, PhaseStart, RunStart
+    from asyncfed.comparison import Comparison, compare
     from asyncfed.errors import (
         ActorLostError,
         AsyncfedError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         UnsoundWarning,
     )
     from asyncfed.estimation import HypergradientEstimate, hypergradient
+    from asyncfed.exporting import export
     from asyncfed.goals import AtLeast, AtMost
     from asyncfed.network import Lockstep, VirtualTime
     from asyncfed.result import Result, load
@@ -48,11 +50,13 @@ if TYPE_CHECKING:
         load_study,
         run_study,
     )
+    from asyncfed.sweeping import sweep
     from asyncfed.trace import Trace
 
 _HOMES = {
     "asyncfed.adaptation": ("Adapted", "adapt"),
     "asyncfed.callbacks": ("Callback", "EvaluationReport", "MessageSummary", "PhaseStart", "RunStart"),
+    "asyncfed.comparison": ("Comparison", "compare"),
     "asyncfed.errors": (
         "ActorLostError",
         "AsyncfedError",
@@ -74,6 +78,7 @@ _HOMES = {
         "UnsoundWarning",
     ),
     "asyncfed.estimation": ("HypergradientEstimate", "hypergradient"),
+    "asyncfed.exporting": ("export",),
     "asyncfed.goals": ("AtLeast", "AtMost"),
     "asyncfed.network": ("Lockstep", "VirtualTime"),
     "asyncfed.result": ("Result", "load"),
@@ -88,6 +93,7 @@ _HOMES = {
         "load_study",
         "run_study",
     ),
+    "asyncfed.sweeping": ("sweep",),
     "asyncfed.trace": ("Trace",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -101,6 +107,7 @@ __all__ = [
     "AtMost",
     "Callback",
     "CallbackError",
+    "Comparison",
     "DataError",
     "DivergenceError",
     "EvaluationReport",
@@ -133,12 +140,15 @@ __all__ = [
     "UnsoundWarning",
     "VirtualTime",
     "adapt",
+    "compare",
+    "export",
     "hypergradient",
     "load",
     "load_study",
     "resume",
     "run",
     "run_study",
+    "sweep",
 ]
 
 

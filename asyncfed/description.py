@@ -35,12 +35,12 @@ def describe(result: Result) -> dict[str, str]:
         "scenario": f"{data.get('name')}, {manifest.get('clients')} clients, seed {manifest.get('seed')}",
         "problem": _problem(_mapping(data.get("problem"))),
         "topology": _topology(_mapping(data.get("topology"))),
-        "protocol": _value(data.get("protocol")),
-        "timing": _value(data.get("timing")),
-        "weights": _value(data.get("weights")),
-        "precision": _value(data.get("precision")),
+        "protocol": value_text(data.get("protocol")),
+        "timing": value_text(data.get("timing")),
+        "weights": value_text(data.get("weights")),
+        "precision": value_text(data.get("precision")),
         "placement": _placement(placement) if placement else "nowhere yet",
-        "versions": ", ".join(f"{name} {_value(number)}" for name, number in versions.items()),
+        "versions": ", ".join(f"{name} {value_text(number)}" for name, number in versions.items()),
         "status": _KILLED if killed else _ENDINGS.get(result.status, result.status),
     }
     if not working and resumable(result.path):
@@ -95,7 +95,7 @@ def last_line(result: Result) -> str:
 
 def _problem(data: dict[str, Any]) -> str:
     if "own" in data:
-        return f"{_value(data['own'])} (own functions)"
+        return f"{value_text(data['own'])} (own functions)"
     return _called(data.get("factory"), _mapping(data.get("arguments")))
 
 
@@ -103,11 +103,11 @@ def _topology(data: dict[str, Any]) -> str:
     kind = "directed" if data.get("directed") else "undirected"
     edges = data.get("from")
     count = len(edges) if isinstance(edges, list) else 0
-    return f"{_value(_mapping(data.get('about')).get('name', 'own graph'))} ({count:,} {kind} edges)"
+    return f"{value_text(_mapping(data.get('about')).get('name', 'own graph'))} ({count:,} {kind} edges)"
 
 
 def _placement(placement: dict[str, Any]) -> str:
-    of = {name: _value(value) for name, value in placement.items()}
+    of = {name: value_text(value) for name, value in placement.items()}
     if of.get("backend") == "local":
         where = f"this process, {of.get('device')}"
     else:
@@ -119,18 +119,19 @@ def _placement(placement: dict[str, Any]) -> str:
 
 
 def _called(name: object, arguments: dict[str, Any]) -> str:
-    return f"{name}({', '.join(f'{key}={_value(value)}' for key, value in arguments.items())})"
+    return f"{name}({', '.join(f'{key}={value_text(value)}' for key, value in arguments.items())})"
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Plain data as it would be written: `SGP(steps=3, lr=0.1)`."""
     if isinstance(value, dict):
         if "own" in value:
             return str(value["own"])
         if "type" in value:
             return _called(value["type"], {key: item for key, item in value.items() if key != "type"})
-        return "{" + ", ".join(f"{key}: {_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {value_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return f"({', '.join(map(_value, value))})"
+        return f"({', '.join(map(value_text, value))})"
     return str(value)
 
 

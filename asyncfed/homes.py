@@ -15,7 +15,7 @@ from asyncfed.checks import Words, shown
 from asyncfed.errors import ScenarioError
 from asyncfed.registry import FILE_PREFIX, registered
 
-_OURS = ("asyncfed", "topologies", "scenarios")
+OURS = ("asyncfed", "topologies", "scenarios")
 
 
 Imports = Annotated[str | Collection[str], Words("names of modules, such as ['my_methods']")]
@@ -28,7 +28,7 @@ def homes_of(data: Any) -> dict[str, str]:
     return {
         name: module.removeprefix(FILE_PREFIX)
         for name, module in modules.items()
-        if module.partition(".")[0] not in _OURS
+        if module.partition(".")[0] not in OURS
     }
 
 

@@ -97,16 +97,16 @@ def _check_sizes(arguments: Mapping[str, Any], nodes: int) -> None:
             )
 
 
+def comparable(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a scenario on disk says, without what may differ between two processes of one scenario."""
+    there = {key: value for key, value in told.items() if key not in ("versions", "homes")}
+    plain: dict[str, Any] = json.loads(_ADDRESS.sub("", json.dumps(there)), parse_constant=lambda _: None)
+    return plain  # on disk, NaN is null
+
+
 def difference(old: Mapping[str, Any], scenario: Scenario) -> str:
     """The first difference between a scenario on disk and this one; "" where there is none."""
-    now = {key: value for key, value in scenario_to_data(scenario).items() if key != "homes"}
-    new = json.dumps(now)
-    there = {key: value for key, value in old.items() if key not in ("versions", "homes")}
-    return _difference(
-        "",
-        json.loads(_ADDRESS.sub("", json.dumps(there))),
-        json.loads(_ADDRESS.sub("", new), parse_constant=lambda _: None),  # on disk, NaN is null
-    )
+    return _difference("", comparable(old), comparable(scenario_to_data(scenario)))
 
 
 def _difference(where: str, old: Any, new: Any) -> str:

@@ -28,13 +28,12 @@ def test_each_layer_imports_only_what_stands_above_it() -> None:
 
 def test_public_names() -> None:
     names = """
-        ActorLostError Adapted AsyncfedError AtLeast AtMost Callback CallbackError DataError
-        DivergenceError EvaluationReport HypergradientEstimate Lockstep MessageSummary
-        OneByOneWarning PhaseStart Progress QuorumError RecoveredWarning Result RunError
-        RunExistsError RunStart RunStopped Scenario ScenarioError SeriesDivergesError StorageError
-        Study StudyProgress StudyResult Summary SummaryTable TopologyError Trace TraceError
-        UnknownNameError UnsoundWarning VirtualTime adapt hypergradient load load_study resume run
-        run_study
+        ActorLostError Adapted AsyncfedError AtLeast AtMost Callback CallbackError Comparison DataError
+        DivergenceError EvaluationReport HypergradientEstimate Lockstep MessageSummary OneByOneWarning
+        PhaseStart Progress QuorumError RecoveredWarning Result RunError RunExistsError RunStart RunStopped
+        Scenario ScenarioError SeriesDivergesError StorageError Study StudyProgress StudyResult Summary
+        SummaryTable TopologyError Trace TraceError UnknownNameError UnsoundWarning VirtualTime adapt
+        compare export hypergradient load load_study resume run run_study sweep
     """
     assert sorted(asyncfed.__all__) == names.split()
     for name in asyncfed.__all__:

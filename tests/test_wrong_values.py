@@ -69,6 +69,7 @@ HOSTILE: tuple[Any, ...] = (
 NOT_MADE_BY_HAND = {
     *("Progress", "StudyProgress", "StudyResult", "HypergradientEstimate", "Shakespeare", "Adapted"),
     *(
+        "Comparison",
         "Shakespeare",
         "Result",
         "RunStart",
@@ -126,11 +127,14 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     digits = {"dataset": "digits", "clients": 3, "limit": 200}
     return {
         "hypergradient": {"problem": tilted, "topology": ring(3), "inner": one_step, "rounds": 1},
+        "compare": {},
+        "export": {"run": folder / "run", "to": "csv"},
         "adapt": {"result": result, "problem": problem},
         "load": {"path": folder / "run"},
         "load_study": {"path": folder / "study"},
         "resume": {"path": folder / "run"},
         "run": {"scenario": scenario},
+        "sweep": {"scenario": scenario, "settings": {"seed": [0]}, "workers": 1},
         "run_study": {"study": study, "pictures": False},
         "Scenario": {"problem": problem, "topology": ring(3), "protocol": SGP(1, 0.1)},
         "Study": {"name": "s", "parts": {"a": scenario}, "summarise": lambda results: Summary()},
@@ -253,7 +257,10 @@ def test_a_wrong_value_is_refused_in_words(
             case = f"{name}({parameter.name}={type(value).__name__}(…))"
             try:
                 with soon(20):
-                    made = thing(**usual | {parameter.name: value})
+                    if parameter.kind is parameter.VAR_POSITIONAL:
+                        made = thing(value, **usual)
+                    else:
+                        made = thing(**usual | {parameter.name: value})
             except AsyncfedError as refused:
                 if not 10 < len(str(refused)) < 10_000:
                     raise AssertionError(f"{case} is refused with {refused!s:.300}") from None

@@ -147,12 +147,56 @@ def run(
         bool,
         typer.Option("--report", help="Also write one HTML file of it, shown if there is a display."),
     ] = False,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH=V1,V2,…",
+            help="Run all combinations of these values of a setting, by the names of --set. Repeatable.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Run each with so many seeds, from --seed (or 0) on.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Of a sweep: how many runs at a time; one per core unless told.")
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Of a sweep: what its table is sorted by; accuracy or loss unless told."),
+    ] = None,
 ) -> None:
-    """Run a scenario, or the parts of a study, and print the result."""
+    """Run a scenario, the parts of a study, or a sweep over settings, and print the result."""
     from asyncfed.cli.scenarios import load_work
     from asyncfed.scenario import Scenario
 
     packing = _packing(clients_per_actor)
+    if sweep or seeds is not None:
+        from asyncfed.cli.sweeping import execute_sweep
+
+        execute_sweep(
+            scenario,
+            settings or (),
+            seed,
+            sweep or (),
+            seeds,
+            workers=workers,
+            metric=metric,
+            backend=backend,
+            clients_per_actor=packing,
+            address=address,
+            out=out,
+            device=device,
+            save_final=save_final,
+            checkpoint_every=_interval(checkpoint_every),
+            max_recoveries=max_recoveries,
+            pictures=pictures,
+            report=report,
+        )
+        return
+    if workers is not None or metric is not None:
+        from asyncfed.errors import ScenarioError
+
+        raise ScenarioError("--workers and --metric are for sweeps; give --sweep or --seeds, too")
     work = load_work(scenario, settings or (), seed)
     if isinstance(work, Scenario):
         from asyncfed.cli.session import execute
@@ -358,3 +402,63 @@ def report(
     from asyncfed.report.document import report as write
 
     stdout().print(str(write(paths, out)), soft_wrap=True)
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def compare(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN…", help="Directories of runs, or of studies and sweeps.")
+    ],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="Compare this one; accuracy or loss unless told. Repeatable."),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS=POINT",
+            help="Where: step=100, virtual_time=20, bytes=1e6 or rounds=50; unless told, at the furthest "
+            "point of each that all runs have come to. Repeatable.",
+        ),
+    ] = None,
+    sort: Annotated[bool, typer.Option("--sort", help="The best last value first.")] = False,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write all metrics as plain numbers to this file.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Also draw the (first) metric into this .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Compare runs: what differs, and metrics at equal steps, virtual time, bytes and rounds.
+
+    Runs that differ by their seed only are one row, mean ± standard error.
+    """
+    from asyncfed.cli.comparing import print_comparison
+
+    print_comparison(paths, metric or [None], at or (), sort=sort, csv=csv, picture=picture)
+
+
+@app.command(epilog=EXIT_CODES)
+@guarded
+def export(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    to: Annotated[
+        str,
+        typer.Option(help="What to write.", metavar="perfetto|chrome|csv|graphml|gexf|parquet"),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The file (csv: the folder); by default in export/ of the run."),
+    ] = None,
+) -> None:
+    """Write a run for other programs: a timeline, tables, or the network with what was measured."""
+    from asyncfed.cli.tables import stdout
+    from asyncfed.exporting import export as write
+
+    if (path / "study.json").exists():
+        from asyncfed.cli.studies import refuse_study
+
+        refuse_study(path)
+    for file in write(path, to, out):
+        stdout().print(str(file), soft_wrap=True)

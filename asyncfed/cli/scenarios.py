@@ -39,7 +39,7 @@ def known_studies() -> dict[str, str]:
 
 def load_work(name: str, settings: Sequence[str] = (), seed: int | None = None) -> Scenario | Study:
     """What a name or a path means, a scenario or a study, with its settings changed as asked."""
-    from asyncfed.cli.settings import parse_settings
+    from asyncfed.settings import parse_settings
 
     changes = parse_settings(settings)
     path = _locate(name)
@@ -57,6 +57,25 @@ def load_scenario(name: str, settings: Sequence[str] = (), seed: int | None = No
     if not isinstance(work, Scenario):
         raise ScenarioError(f"{name} is a study of several runs; a single scenario is needed here")
     return work
+
+
+def load_maker(
+    name: str, settings: Sequence[str] = (), seed: int | None = None
+) -> Callable[[Mapping[str, Any]], Scenario]:
+    """Makes the scenario that a name or a path means, with further settings each time: for sweeps."""
+    from asyncfed.settings import parse_settings
+
+    changes = parse_settings(settings)
+    path = _locate(name)
+    module = _module(path)
+    if callable(getattr(module, "study", None)):
+        raise ScenarioError(f"{name} is a study of several runs; a sweep is over settings of one scenario")
+
+    def made(chosen: Mapping[str, Any]) -> Scenario:
+        own = {**changes, **chosen}
+        return _scenario(module, path, {key: own[key] for key in own if key != "seed"}, own.get("seed", seed))
+
+    return made
 
 
 def _study(module: ModuleType, path: Path, changes: Mapping[str, Any], seed: int | None) -> Study:
@@ -106,7 +125,7 @@ def _telling(path: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def _scenario(module: ModuleType, path: Path, changes: Mapping[str, Any], seed: int | None) -> Scenario:
-    from asyncfed.cli.settings import apply_settings
+    from asyncfed.settings import apply_settings
 
     parameters = _parameters(module, "scenario")
     arguments = {key: _checked(key, changes[key], parameters[key]) for key in changes if key in parameters}

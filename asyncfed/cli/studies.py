@@ -86,8 +86,8 @@ def execute_study(
                 path.rmdir()
         raise
     console = stdout()
-    _print_summary(console, result)
-    where = {"wall time": duration(_seconds(result)), "study": str(path)}
+    print_summary(console, result)
+    where = {"wall time": duration(seconds_of(result)), "study": str(path)}
     if result.status != "complete":
         where["status"] = _STUDY_ENDINGS[result.status]
     where["parts"] = f"asyncfed show {shlex.quote(str(path))}"
@@ -113,7 +113,7 @@ def show_study(path: Path) -> None:
     pairs["status"] = _STUDY_ENDINGS.get(result.status, result.status)
     if "error" in manifest:
         pairs["error"] = manifest["error"]
-    pairs["wall time"] = duration(_seconds(result))
+    pairs["wall time"] = duration(seconds_of(result))
     print_pairs(console, pairs)
     times = {part: duration(_wall_seconds(run)) for part, run in result.results.items()}
     columns = [
@@ -122,7 +122,7 @@ def show_study(path: Path) -> None:
         ("wall time", [times.get(part, "") for part in result.parts], True),
     ]
     print_columns(console, columns)
-    _print_summary(console, result)
+    print_summary(console, result)
     if result.pictures:
         console.print()
         print_pairs(console, {"pictures": "  ".join(map(str, result.pictures))})
@@ -145,7 +145,7 @@ def refuse_to_resume(path: Path) -> NoReturn:
     )
 
 
-def _print_summary(console: Console, result: StudyResult) -> None:
+def print_summary(console: Console, result: StudyResult) -> None:
     """Tables, findings, and what is missing and why."""
     summary = result.summary
     for table in summary.tables:
@@ -165,7 +165,7 @@ def _print_summary(console: Console, result: StudyResult) -> None:
     print_pairs(console, {part: f"{state['status']}: {state['error']}" for part, state in errors.items()})
 
 
-def _seconds(result: StudyResult) -> float:
+def seconds_of(result: StudyResult) -> float:
     """Of all complete parts."""
     return sum(map(_wall_seconds, result.results.values()))
 

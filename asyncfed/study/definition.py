@@ -21,6 +21,7 @@ RESERVED = (
     "scenario.json",
     "trace",
     "study.json",
+    "sweep.json",
     "summary.json",
     "summary.txt",
     "tables",

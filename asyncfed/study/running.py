@@ -2,20 +2,20 @@
 
 Every part is built and checked before the first one runs, so that a mistake in the last is told at once; it
 is built again when its turn comes, and let go afterwards. A part that diverges says something too: the study
-goes on without it, and tells.
+goes on without it, and tells. Parts may run side by side, in processes of their own (`processes`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from asyncfed.callbacks import Told
-from asyncfed.checks import NonNegativeInt, PathLike, checked
+from asyncfed.checks import NonNegativeInt, PathLike, PositiveInt, checked
 from asyncfed.errors import (
     AsyncfedError,
     DivergenceError,
@@ -28,6 +28,7 @@ from asyncfed.errors import (
 from asyncfed.options import CheckpointEvery, Options, PerActor
 from asyncfed.runner import Progress, resume, run
 from asyncfed.runtime.directory import RunDirectory
+from asyncfed.runtime.stopping import stopping
 from asyncfed.scenario import Scenario, check
 from asyncfed.study.definition import Study
 from asyncfed.study.directory import (
@@ -44,6 +45,7 @@ from asyncfed.study.directory import (
     recorded_parts,
     standing,
 )
+from asyncfed.study.processes import in_processes
 from asyncfed.study.summary import Summary, draw, to_data, write_summary
 from asyncfed.study.watching import StudyWatcher
 from asyncfed.watching import Watched, errors_console, watching
@@ -63,6 +65,7 @@ class StudyProgress:
     status: Literal["checking", "kept", "running", "complete", "failed"]
     run: Progress | None = None
     error: str = ""
+    alone: bool = True  # False where others run beside it, which do not tell how far they are
 
 
 @checked
@@ -81,6 +84,8 @@ def run_study(
     pictures: bool = True,
     progress: Watched = None,
     callbacks: Told = (),
+    workers: PositiveInt = 1,
+    keep_going: bool = False,
 ) -> StudyResult:
     """Run the parts of a study, one after the other, and summarise those that are complete.
 
@@ -102,13 +107,23 @@ def run_study(
         `StudyProgress` whenever something happens.
     callbacks
         As for `run`, for every part that runs; `on_start` says which it is.
+    workers
+        How many parts run side by side, each in a process of its own with its share of the threads (local
+        backend only, and without callbacks); 1 is in this process.
+    keep_going
+        Whether the others go on when a part fails otherwise than by diverging.
 
     Raises
     ------
     RunError
         No part came to its end, or complete parts could not be summarised. A part that diverges while others
-        do not raises nothing; `StudyResult.parts` tells of it.
+        do not raises nothing (nor, with `keep_going`, one that fails); `StudyResult.parts` tells of it.
     """
+    if workers > 1 and (backend != "local" or callbacks):
+        raise ScenarioError(
+            f"workers is {workers}, for parts in processes of their own; that needs backend='local', and no "
+            "callbacks, which could not be told from there"
+        )
     chosen = _chosen(study, only)
     listeners = callbacks
 
@@ -141,41 +156,75 @@ def run_study(
 
             stack.enter_context(actors_kept())
         try:
+            options = Options(
+                backend, clients_per_actor, device, address, save_final or study.save_final,
+                checkpoint_every, max_recoveries,
+            )  # fmt: skip
+            todo = []
             for part in chosen:
                 if is_done(parts[part]):
                     tell(part, "kept", error=parts[part].get("error", ""))
-                    continue
-                ledger.mark(part, "running")
-                tell(part, "running")
-                options = Options(
-                    backend, clients_per_actor, device, address, save_final or study.save_final,
-                    checkpoint_every, max_recoveries,
-                )  # fmt: skip
-                try:
-                    _run_part(study.scenario(part), directory.path, part, options, watched(part), listeners)
-                except DivergenceError as error:
-                    ledger.mark(part, "failed", error)
-                    tell(part, "failed", error=str(error))
                 else:
-                    ledger.mark(part, "complete")
-                    tell(part, "complete")
+                    todo.append(part)
+
+            def begin(part: str) -> Scenario:
+                ledger.mark(part, "running")
+                tell(part, "running", alone=workers == 1)
+                return study.scenario(part)
+
+            if workers == 1:
+                played = _one_by_one(todo, begin, directory.path, options, watched, listeners)
+            else:
+                stack.enter_context(stopping())
+                played = in_processes(todo, begin, directory.path, options, workers)
+            tolerated = Exception if keep_going else DivergenceError
+            with contextlib.closing(played):
+                for part, error in played:
+                    if error is None:
+                        ledger.mark(part, "complete")
+                        tell(part, "complete", alone=workers == 1)
+                    elif isinstance(error, tolerated):
+                        ledger.mark(part, "failed", error)
+                        tell(part, "failed", error=_words(error), alone=workers == 1)
+                    else:
+                        raise error
             summary = _summarise(study, directory, parts, pictures)
         except BaseException as error:
             ledger.close("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error)
             if isinstance(error, ScenarioError) and not begun:
                 _leave_nothing(study, directory.path, existed)
             raise
-        ledger.close("complete" if all(map(is_done, parts.values())) else "partial")
+        failed = any("error" in state and not is_done(state) for state in parts.values())
+        ledger.close("complete" if all(map(is_done, parts.values())) else "failed" if failed else "partial")
     return StudyResult(directory.path, summary)
 
 
-def _run_part(
+def _one_by_one(
+    parts: Sequence[str],
+    scenario: Callable[[str], Scenario],
+    study: Path,
+    options: Options,
+    watched: Callable[[str], Callable[[Progress], None]],
+    callbacks: Told,
+) -> Generator[tuple[str, BaseException | None]]:
+    """Run parts; yields each as it ends, with its error where it failed."""
+    for part in parts:
+        made = scenario(part)
+        try:
+            run_part(made, study, part, options, watched(part), callbacks)
+        except Exception as error:
+            yield part, error
+        else:
+            yield part, None
+
+
+def run_part(
     scenario: Scenario,
     study: Path,
     part: str,
     options: Options,
-    progress: Callable[[Progress], None],
-    callbacks: Told,
+    progress: Callable[[Progress], None] | Literal[False] = False,
+    callbacks: Told = (),
 ) -> None:
     """Go on with what stands there, where that comes to the same end; or run it afresh."""
     out = study / part

@@ -35,10 +35,15 @@ class StudyWatcher:
                     self._run.enter_context(self._console.status(f"checking {place}"))
             case "running":
                 self._say(place)
+                if not progress.alone:
+                    return
                 shown = NotebookBar() if in_notebook() else watcher(self._console)
                 self._watch = self._run.enter_context(shown)
             case "kept":
                 self._say(f"{place}: {'diverged' if progress.error else 'complete'} already")
+            case "complete":
+                if not progress.alone:
+                    self._say(f"{place}: complete")
             case "failed":
                 self._say(f"{place}: failed: {progress.error}")
 

@@ -215,8 +215,8 @@ def test_a_message_carries_every_matrix(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"steps": -1}, "steps is -1"),
-        ({"lr": 0.0}, "learning rate of 0.0"),
-        ({"inner_lr": float("inf")}, "learning rate of inf"),
+        ({"lr": 0.0}, "lr is 0.0; it must be a finite number above 0"),
+        ({"inner_lr": float("inf")}, "inner_lr is inf"),
         ({"mixing": 1.5}, "mixing begins with 1.5; it must be at most 1"),
         ({"mixing": Diminishing(2.0)}, "mixing begins with 2.0"),
         ({"terms": 0}, "terms is 0"),

@@ -1,4 +1,4 @@
-"""`--set path=value`: a scenario with some of its parts replaced.
+"""`--set path=value`: a scenario with some of its parts replaced, by name.
 
 Values are Python literals, calls of registered names (`Diminishing(0.2, after=50)`, `Metropolis()`,
 `FedAvg(3, LocalSteps(0.1))`, `ring(20)`), or else text.
