@@ -1,10 +1,10 @@
-# One command each: demo, test, lint, bench. Everything happens in a virtual environment of its own (.venv).
+# One command each: demo, test, lint, bench, docs. Everything happens in a virtual environment of its own (.venv).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: $(STAMP)
 	$(BIN)/asyncfed run quickstart --pictures --report
@@ -21,6 +21,13 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/.docs  # not --quiet, which would hide broken links from --strict
+	$(BIN)/mkdocs build --strict
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	touch $@
+
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -28,4 +35,4 @@ $(STAMP): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site

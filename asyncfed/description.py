@@ -84,6 +84,15 @@ def links_line(result: Result) -> str:
     return f"{len(edges):,} edges; delivery rate {named(worst)} to {named(best)}, mean {rates.mean():.3f}"
 
 
+def last_line(result: Result) -> str:
+    """What the last evaluation found, in a line."""
+    if result.metrics.empty:
+        return "none yet"
+    last = result.metrics.iloc[-1].dropna()
+    said = {name: value if isinstance(value, str) else f"{value:,.5g}" for name, value in last.items()}
+    return _cut(", ".join(f"{name} {value}" for name, value in said.items()))
+
+
 def _problem(data: dict[str, Any]) -> str:
     if "own" in data:
         return f"{value_text(data['own'])} (own functions)"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from asyncfed.checks import NonNegativeInt, PathLike, checked
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.markup import panel
 from asyncfed.network.expectations import require_stationary
 from asyncfed.network.timing import Lockstep, Timing
 from asyncfed.network.weights import Uniform, Weights
@@ -100,6 +101,14 @@ class HypergradientEstimate:
     def __repr__(self) -> str:
         known = "" if self.error is None else f", error {self.error:.3g} of {float(self.truth.norm()):.3g}"  # type: ignore[union-attr]
         return f"<HypergradientEstimate of {len(self.values)} clients{known}, {self.rounds} rounds>"
+
+    def _repr_html_(self) -> str:
+        known = {}
+        if self.truth is not None:
+            known["error"] = f"{self.error:.3g} of {float(self.truth.norm()):.3g} ({self.relative_error:.1%})"
+        cost = f"{self.rounds:,} rounds, {self.messages:,} messages, {self.bytes:,} bytes"
+        about = {"clients": f"{len(self.values):,}", "outer variables of each": f"{self.values.shape[1]:,}"}
+        return panel("Hypergradient estimate", about | known | {"cost": cost, "run": str(self.result.path)})
 
 
 @checked

@@ -11,6 +11,7 @@ import numpy as np
 from asyncfed.checks import PathLike, checked
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
 from asyncfed.homes import Imports, checked_imports
+from asyncfed.markup import panel
 from asyncfed.network.names import Names, stored_names
 from asyncfed.reading import is_number, is_whole, short
 from asyncfed.runtime.directory import RunDirectory
@@ -19,6 +20,7 @@ from asyncfed.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
     import torch
+    from matplotlib.figure import Figure
 
     from asyncfed.problems import Problem
     from asyncfed.scenario import Scenario
@@ -209,6 +211,14 @@ class Result:
 
         return report(self.path, self.path / "report.html" if path is None else path)
 
+    def plot(self) -> Figure:
+        """How it learned, as a figure of matplotlib: loss and accuracy, against steps or virtual time and
+        against what was sent. What the network did is in `trace.plot`.
+        """
+        from asyncfed.report.plots import plot
+
+        return plot(self)
+
     def model(self, client: int | None = None, problem: Problem | None = None) -> dict[str, torch.Tensor]:
         """A client's final model by name, or the server's: what `load_state_dict` of the module takes.
 
@@ -220,6 +230,11 @@ class Result:
 
     def __repr__(self) -> str:
         return f"<Result {self.path} ({self.status})>"
+
+    def _repr_html_(self) -> str:
+        from asyncfed.description import describe, last_line
+
+        return panel("Result", describe(self) | {"last evaluation": last_line(self)})
 
     def _saved(self) -> dict[str, torch.Tensor]:
         try:

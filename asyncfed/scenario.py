@@ -16,6 +16,7 @@ import numpy as np
 from asyncfed.checks import Range, Words, checked, shown
 from asyncfed.errors import ScenarioError, TopologyError, UnknownNameError
 from asyncfed.goals import Goal
+from asyncfed.markup import panel
 from asyncfed.network import Lockstep, Timing, Uniform, Weights
 from asyncfed.problems import Derivatives, Problem
 from asyncfed.problems.checking import check_data, check_functions
@@ -79,18 +80,26 @@ class Scenario:
     name: str = "scenario"
 
     def __repr__(self) -> str:
+        lines = [f"  {name:<9} {value}" for name, value in self._said().items()]
+        return "\n".join([f"<{self._title()}", *lines]) + ">"
+
+    def _repr_html_(self) -> str:
+        return panel(self._title(), self._said())
+
+    def _title(self) -> str:
+        return f"Scenario {self.name}, seed {self.seed}, {self.precision}"
+
+    def _said(self) -> dict[str, str]:
         graph = self.topology.graph.get("name") or str(self.topology)
-        said = {
+        return {
             "problem": f"{self.problem.name}, {self.clients:,} clients",
-            "topology": graph,
+            "topology": str(graph),
             "protocol": shown(self.protocol, 400),
             "timing": shown(self.timing),
             "weights": shown(self.weights),
             "judged": f"every {self.evaluate_every:g}" if self.evaluate_every else "about twenty times",
             **({"until": shown(self.until)} if self.until else {}),
         }
-        lines = [f"  {name:<9} {value}" for name, value in said.items()]
-        return "\n".join([f"<Scenario {self.name}, seed {self.seed}, {self.precision}", *lines]) + ">"
 
     @property
     def clients(self) -> int:

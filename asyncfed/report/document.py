@@ -27,10 +27,11 @@ from asyncfed.explorer import windows
 from asyncfed.explorer.packed import packed
 from asyncfed.explorer.runs import ExploredRun, opened
 from asyncfed.explorer.server import static_files
+from asyncfed.markup import text_table
 from asyncfed.reading import read_whole
 from asyncfed.runtime.directory import plain_json
 from asyncfed.study import StudyResult, load_study
-from asyncfed.study.summary import answer, text_columns
+from asyncfed.study.summary import answer, table_markup, text_columns
 
 MOST_BYTES = 5_000_000
 MOST_DRAWN = 4  # runs whose networks are drawn; the others are in the curves and tables
@@ -201,25 +202,10 @@ def _told(run: ExploredRun) -> str:
 
 def _last(run: ExploredRun) -> str:
     metrics = run.result.metrics
-    return "" if metrics.empty else _table(metrics.tail(1).dropna(axis=1), "The last evaluation")
-
-
-def _table(frame: Any, caption: str) -> str:
-    columns = text_columns(frame)
-    marks = [' class="number"' if right else "" for _, _, right in columns]
-    heads = "".join(
-        f'<th scope="col"{mark}>{escape(name)}</th>'
-        for (name, _, _), mark in zip(columns, marks, strict=True)
-    )
-    rows = "".join(
-        "<tr>"
-        + "".join(f"<td{mark}>{escape(cell)}</td>" for cell, mark in zip(cells, marks, strict=True))
-        + "</tr>"
-        for cells in zip(*(texts for _, texts, _ in columns), strict=True)
-    )
     return (
-        f'<div class="wide"><table><caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        ""
+        if metrics.empty
+        else text_table(text_columns(metrics.tail(1).dropna(axis=1)), "The last evaluation")
     )
 
 
@@ -231,9 +217,7 @@ def _study(study: StudyResult) -> str:
     """Tables, findings, pictures, and how its parts stand."""
     summary, note = study.summary, str(study.manifest.get("note") or "")
     parts = [f"<h2>The study {escape(study.name)}</h2>", f"<p>{escape(note)}</p>" if note else ""]
-    for table in summary.tables:
-        parts.append(_table(table.frame, table.title))
-        parts += [f"<p>{escape(words)}</p>" for words in table.notes]
+    parts += map(table_markup, summary.tables)
     if summary.findings:
         findings = "".join(
             f'<li data-holds="{answer(holds).strip()}">{escape(text)}</li>'

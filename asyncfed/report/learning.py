@@ -12,11 +12,18 @@ from asyncfed.report.style import BLUE, GREY, ORANGE, byte_unit, new_figure, sav
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from asyncfed.result import Result
 
 
 def draw_learning(result: Result, title: str, path: Path) -> Path | None:
+    figure = learning_figure(result, title)
+    return None if figure is None else save(figure, path)
+
+
+def learning_figure(result: Result, title: str) -> Figure | None:
+    """Nothing for a run without an evaluation."""
     metrics = result.metrics
     if metrics.empty:
         return None
@@ -32,7 +39,7 @@ def draw_learning(result: Result, title: str, path: Path) -> Path | None:
             name = draw(axes, x, metrics)
             tidy(axes, "", label if row == len(rows) - 1 else "", name if column == 0 else "")
         panels[-1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    return save(figure, path)
+    return figure
 
 
 def _progress_axis(metrics: pd.DataFrame) -> tuple[pd.Series, str]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from asyncfed.explorer.graph import declared, places
 from asyncfed.network.names import Names
 from asyncfed.report.style import BLUE, GREEN, GREY, ORANGE, byte_unit, new_figure, save, tidy
+from asyncfed.trace.queries import check_quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
 LARGEST_MATRIX = 400  # clients; beyond it a cell is smaller than a dot
 MOST_NAMED = 30  # nodes whose names can be read beside one another
+_ROADSIDE = 0.006  # of the width: how far a direction is from the middle of its link
 
 
 def draw_network(result: Result, title: str, path: Path) -> Path | None:
-    edges = _by_number(result.trace)
+    edges = edges_by_number(result.trace)
     if edges.empty:
         return None
     small = result.trace.node_count <= LARGEST_MATRIX
@@ -36,43 +38,75 @@ def draw_network(result: Result, title: str, path: Path) -> Path | None:
     where = places(topology)
     for axes in matrix:
         if where is None:
-            _draw_matrix(figure, axes, result)
+            draw_matrix(figure, axes, result.trace)
         else:
-            _draw_map(figure, axes, edges, where)
+            draw_map(figure, axes, edges, where, "delivery_rate", result.trace.names)
     _draw_promises(kept_word, edges, declared(topology))
     _draw_traffic(traffic, result.trace)
     return save(figure, path)
 
 
-def _draw_matrix(figure: Figure, axes: Axes, result: Result) -> None:
-    rates = result.trace.matrix("delivery_rate")
-    image = axes.imshow(rates, vmin=0, vmax=1, cmap="viridis", interpolation="nearest")
+def draw_matrix(figure: Figure, axes: Axes, trace: Trace, quantity: str = "delivery_rate") -> None:
+    """Sender × receiver of a column of `Trace.edges`."""
+    values = np.where(trace.matrix("attempts") > 0, trace.matrix(quantity), np.nan)
+    low, high = _limits(quantity)
+    image = axes.imshow(values, vmin=low, vmax=high, cmap="viridis", interpolation="nearest")
     axes.set_facecolor("#eeeeee")
-    tidy(axes, "delivery rate (grey: no link)", "receiver", "sender")
+    tidy(axes, f"{_words(quantity)} (grey: no link)", "receiver", "sender")
     axes.grid(visible=False)
     axes.locator_params(integer=True)
-    _name_nodes(axes.xaxis, result.trace.names, np.arange(len(rates)), rotation=90)
-    _name_nodes(axes.yaxis, result.trace.names, np.arange(len(rates)))
+    name_nodes(axes.xaxis, trace.names, np.arange(len(values)), rotation=90)
+    name_nodes(axes.yaxis, trace.names, np.arange(len(values)))
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.ax.tick_params(labelsize=8)
 
 
-def _draw_map(figure: Figure, axes: Axes, edges: pd.DataFrame, where: npt.NDArray[np.float64]) -> None:
-    """Nodes where they are, and links by their delivery rate (of both directions the worse on top)."""
+def draw_map(
+    figure: Figure,
+    axes: Axes,
+    edges: pd.DataFrame,
+    where: npt.NDArray[np.float64],
+    quantity: str,
+    names: Names,
+) -> None:
+    """Nodes where they are, and links by a column of `Trace.edges`: as on a road, each direction has its own
+    side.
+    """
     from matplotlib.collections import LineCollection
 
-    shown = edges.sort_values("delivery_rate", ascending=False, kind="stable")
-    ends = where[shown[["sender", "receiver"]].to_numpy()]
-    lines = LineCollection(list(ends), array=shown["delivery_rate"].to_numpy(dtype=float), linewidths=0.8)
-    lines.set_clim(0, 1)
+    check_quantity(quantity, edges)
+    start, end = where[edges["sender"].to_numpy()], where[edges["receiver"].to_numpy()]
+    along = end - start
+    length = np.maximum(np.hypot(along[:, 0], along[:, 1]), 1e-12)[:, None]
+    aside = np.stack([along[:, 1], -along[:, 0]], axis=1) / length * _ROADSIDE * np.ptp(where, axis=0).max()
+    lines = LineCollection(
+        list(np.stack([start + aside, end + aside], axis=1)),
+        array=edges[quantity].to_numpy(dtype=float),
+        linewidths=float(np.clip(120 / len(edges), 0.6, 1.6)),
+    )
+    lines.set_clim(*_limits(quantity))
     axes.add_collection(lines)
     size = float(np.clip(600 / len(where), 3, 30))
     axes.scatter(where[:, 0], where[:, 1], s=size, color=GREY, zorder=3, linewidths=0)
-    tidy(axes, "delivery rate of the links", "", "")
+    if len(where) <= MOST_NAMED:
+        for node, place in enumerate(where):
+            axes.annotate(
+                names[node], place, xytext=(4, 4), textcoords="offset points", fontsize=8, parse_math=False
+            )
+    tidy(axes, f"{_words(quantity)} of the links", "", "")
     axes.set_aspect("equal")
     axes.grid(visible=False)
     bar = figure.colorbar(lines, ax=axes, fraction=0.046, pad=0.03)
     bar.ax.tick_params(labelsize=8)
+
+
+def _limits(quantity: str) -> tuple[float | None, float | None]:
+    """Of the colours: rates are within 0 and 1, the others as they come."""
+    return (0.0, 1.0) if quantity.endswith("_rate") else (None, None)
+
+
+def _words(quantity: str) -> str:
+    return quantity.replace("_", " ")
 
 
 def _draw_promises(axes: Axes, edges: pd.DataFrame, promises: dict[tuple[int, int], float]) -> None:
@@ -127,7 +161,7 @@ def _draw_traffic(axes: Axes, trace: Trace) -> None:
         axes.bar(client - 0.2, sent, width=0.4, color=BLUE, label="sent")
         axes.bar(client + 0.2, received, width=0.4, color=GREEN, label="received")
         axes.locator_params(axis="x", integer=True)
-        _name_nodes(axes.xaxis, trace.names, client, rotation=90)
+        name_nodes(axes.xaxis, trace.names, client, rotation=90)
         tidy(axes, title, "client", unit)
     else:
         order = np.argsort(-sent, kind="stable")
@@ -145,7 +179,7 @@ def _draw_traffic(axes: Axes, trace: Trace) -> None:
     axes.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
 
 
-def _by_number(trace: Trace) -> pd.DataFrame:
+def edges_by_number(trace: Trace) -> pd.DataFrame:
     """The table of edges with the numbers of their ends."""
     edges = trace.edges()
     if trace.names.given:
@@ -153,7 +187,7 @@ def _by_number(trace: Trace) -> pd.DataFrame:
     return edges
 
 
-def _name_nodes(axis: Axis, names: Names, nodes: npt.NDArray[Any], rotation: float = 0) -> None:
+def name_nodes(axis: Axis, names: Names, nodes: npt.NDArray[Any], rotation: float = 0) -> None:
     """Where nodes have names, and few enough to be read."""
     if names.given and len(nodes) <= MOST_NAMED:
-        axis.set_ticks(nodes, [names[int(node)] for node in nodes], rotation=rotation)
+        axis.set_ticks(nodes, [names[int(node)] for node in nodes], rotation=rotation, parse_math=False)

@@ -25,11 +25,14 @@ def pictures(result: Result, directory: str | os.PathLike[str] | None = None) ->
     """
     folder = result.path / "pictures" if directory is None else Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
-    title = (
-        f"{result.manifest['scenario']}, {result.manifest['clients']} clients, seed {result.manifest['seed']}"
-    )
-    if not result.complete:
-        title += f" ({result.status})"
+    title = title_of(result)
     drawings = {"learning.png": draw_learning, "network.png": draw_network, "clients.png": draw_clients}
     drawn = (draw(result, title, folder / name) for name, draw in drawings.items())
     return [path for path in drawn if path is not None]
+
+
+def title_of(result: Result) -> str:
+    """What was run, in a line."""
+    manifest = result.manifest
+    ending = "" if result.complete else f" ({result.status})"
+    return f"{manifest['scenario']}, {manifest['clients']} clients, seed {manifest['seed']}{ending}"

@@ -11,17 +11,15 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GREY = "#2f6db3", "#d9742b", "#3a9a5b", "#8a8a8a"
 PALETTE = (BLUE, ORANGE, GREEN, "#8b5fb0", "#c23b45", "#3b9fae", "#a67c3d", "#5c5c5c")
-DPI = 120
 
 
 def new_figure(title: str, width: float, height: float) -> Figure:
     """An empty figure that draws without a screen."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from asyncfed.report.picture import Picture
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=11)
+    figure = Picture(width, height)
+    if title:
+        figure.suptitle(title, fontsize=11, parse_math=False)  # a $ in a name is a $
     return figure
 
 
@@ -42,6 +40,8 @@ def empty(axes: Axes, words: str) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
+    from asyncfed.report.picture import DPI
+
     figure.savefig(path, dpi=DPI)
     return path
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asyncfed.checks import PathLike, checked
 from asyncfed.errors import DivergenceError, RunExistsError, ScenarioError, TraceError, UnknownNameError
+from asyncfed.markup import panel, text_table
 from asyncfed.options import Options
 from asyncfed.reading import read_object, short
 from asyncfed.result import Result, load
@@ -31,12 +33,13 @@ from asyncfed.runtime.directory import RunDirectory
 from asyncfed.scenario import Scenario
 from asyncfed.scenario_data import difference
 from asyncfed.study.definition import Study
-from asyncfed.study.summary import Summary, check_name, from_data
+from asyncfed.study.summary import Summary, answer, check_name, from_data, table_markup
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT, VERSION = "asyncfed-study", 1
+_MOST_ROWS = 60  # of a table, shown in a notebook
 
 State: TypeAlias = dict[str, str]
 """How a part stands: "status", and "error" and "kind" (of the error) where it failed."""
@@ -127,6 +130,18 @@ class StudyResult:
 
     def __repr__(self) -> str:
         return f"<StudyResult {self.path} ({self.status})>"
+
+    def _repr_html_(self) -> str:
+        standing = Counter(state["status"] for state in self.parts.values())
+        parts = ", ".join(f"{count} {status}" for status, count in standing.items())
+        about = {"study": str(self.path), "status": self.status, "parts": parts}
+        tables = "".join(table_markup(one, _MOST_ROWS) for one in self.summary.tables)
+        found = self.summary.findings
+        marks, words = [answer(holds).strip() for _, holds in found], [text for text, _ in found]
+        findings = (
+            text_table([("holds", marks, False), ("finding", words, False)], "Findings") if found else ""
+        )
+        return panel(self.name, about) + tables + findings
 
     @property
     def _summary_data(self) -> dict[str, Any]:

@@ -8,11 +8,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asyncfed.checks import checked, shown
 from asyncfed.errors import ScenarioError
+from asyncfed.markup import text_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,6 +183,14 @@ def text_columns(frame: pd.DataFrame) -> list[tuple[str, list[str], bool]]:
         texts = [_cell(value, form) for value in values]
         columns.append((str(name), texts, all(_NUMBER.fullmatch(text) for text in texts)))
     return columns
+
+
+def table_markup(one: SummaryTable, most: int | None = None) -> str:
+    """A table as HTML with its notes: all rows, or the first so many."""
+    left = 0 if most is None else max(len(one.frame) - most, 0)
+    notes = [*([f"{left:,} more rows"] if left else []), *one.notes]
+    rows = one.frame if most is None else one.frame.head(most)
+    return text_table(text_columns(rows), one.title) + "".join(f"<p>{escape(words)}</p>" for words in notes)
 
 
 def _number_format(values: Sequence[float]) -> str:

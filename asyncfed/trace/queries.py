@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from asyncfed.errors import TraceError
+from asyncfed.errors import TraceError, UnknownNameError
 from asyncfed.network.waves import Status
 from asyncfed.reading import short
 from asyncfed.trace.columns import STALENESS, STATUS_NAMES, Totals
@@ -155,6 +155,13 @@ _BEFORE_ANY = {"delay_max": np.nan, "started_at": np.inf, "ended_at": -np.inf, "
 _COMBINED: dict[str, np.ufunc] = {
     "delay_max": np.fmax, "started_at": np.minimum, "ended_at": np.maximum, "moves_max": np.fmax,
 }  # fmt: skip
+
+
+def check_quantity(quantity: str, edges: pd.DataFrame) -> None:
+    """Refuse what is not a quantity in a table of edges."""
+    known = list(edges.columns.drop(["sender", "receiver"]))
+    if quantity not in known:
+        raise UnknownNameError("quantity", quantity, known)
 
 
 def edge_columns(sums: pd.DataFrame, nodes: int) -> dict[str, npt.NDArray[Any]]:

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from asyncfed import checks
-from asyncfed.errors import ScenarioError, TraceError, UnknownNameError
+from asyncfed.errors import ScenarioError, TraceError
+from asyncfed.markup import panel
 from asyncfed.network.names import Names, plain_name
 from asyncfed.network.waves import Status
 from asyncfed.trace import exports, queries, rounds
@@ -35,6 +36,8 @@ from asyncfed.trace.files import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from asyncfed.report.plots import TracePlots
 
 _MOST_SQUARE = 20_000  # nodes: 3.2 GB in doubles
 
@@ -74,6 +77,20 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({str(self.directory)!r}, nodes={self.node_count})"
+
+    def _repr_html_(self) -> str:
+        counted = self.totals()._asdict()
+        carried = {name.replace("_", " "): f"{count:,}" for name, count in counted.items() if count}
+        server = {} if self.server is None else {"server": self.names[self.server]}
+        nodes = {"nodes": f"{self.node_count:,}", **server}
+        return panel(f"Trace in {self.directory}", nodes | {"potential messages": f"{len(self):,}"} | carried)
+
+    @property
+    def plot(self) -> TracePlots:
+        """Figures of matplotlib: `plot.network()`, `plot.timeline()`, `plot.matrix()`."""
+        from asyncfed.report.plots import TracePlots
+
+        return TracePlots(self)
 
     def __len__(self) -> int:
         """Number of potential messages."""
@@ -236,9 +253,7 @@ class Trace:
         """
         edges = self.edges()
         sender, receiver = np.divmod(self._edge_sums.index.to_numpy(), self.node_count)
-        known = list(edges.columns.drop(["sender", "receiver"]))
-        if quantity not in known:
-            raise UnknownNameError("quantity", quantity, known)
+        queries.check_quantity(quantity, edges)
         values = edges[quantity].to_numpy()
         missing = 0 if values.dtype.kind == "i" else np.nan
         self._check_square()
