@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, cast
 
@@ -60,31 +60,21 @@ def execute_study(
     path = RunDirectory.create(out, study.name).path
     messages = stderr()
     messages.print(f"running the study {study.name}: {len(study.parts)} parts, into {path}", soft_wrap=True)
-    try:
-        with StudyWatcher(messages) as watching:
-            result = run_study(
-                study,
-                backend=cast("Literal['local', 'ray']", backend),  # `run` refuses others, and names them
-                clients_per_actor=clients_per_actor,
-                device=device,
-                address=address,
-                out=path,
-                save_final=save_final,
-                checkpoint_every=checkpoint_every,
-                max_recoveries=max_recoveries,
-                only=only,
-                pictures=pictures,
-                progress=watching,
-            )
-    except BaseException as error:
-        refused = isinstance(error, (ScenarioError, TraceError))
-        if (path / "study.json").exists() and not refused:
-            command = shlex.join(["asyncfed", "run", *again, "--out", str(path)])
-            messages.print(f"complete parts are kept in {path}; go on with: {command}", soft_wrap=True)
-        elif not stood:
-            with contextlib.suppress(OSError):  # where something stands in it, it stays
-                path.rmdir()
-        raise
+    with to_go_on_with(messages, path, again, "parts", stood=stood), StudyWatcher(messages) as watching:
+        result = run_study(
+            study,
+            backend=cast("Literal['local', 'ray']", backend),  # `run` refuses others, and names them
+            clients_per_actor=clients_per_actor,
+            device=device,
+            address=address,
+            out=path,
+            save_final=save_final,
+            checkpoint_every=checkpoint_every,
+            max_recoveries=max_recoveries,
+            only=only,
+            pictures=pictures,
+            progress=watching,
+        )
     console = stdout()
     print_summary(console, result)
     where = {"wall time": duration(seconds_of(result)), "study": str(path)}
@@ -100,6 +90,24 @@ def execute_study(
     print_pairs(console, where)
     if report:
         write_report(result)
+
+
+@contextlib.contextmanager
+def to_go_on_with(
+    messages: Console, path: Path, again: Sequence[str], what: str, *, stood: bool
+) -> Iterator[None]:
+    """Where it ends early: say what is kept and how to go on, or leave nothing where nothing stood before."""
+    try:
+        yield
+    except BaseException as error:
+        refused = isinstance(error, (ScenarioError, TraceError))
+        if (path / "study.json").exists() and not refused:
+            command = shlex.join(["asyncfed", "run", *again, "--out", str(path)])
+            messages.print(f"complete {what} are kept in {path}; go on with: {command}", soft_wrap=True)
+        elif not stood:
+            with contextlib.suppress(OSError):  # where something stands in it, it stays
+                path.rmdir()
+        raise
 
 
 def show_study(path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from asyncfed.cli.scenarios import load_maker
-from asyncfed.cli.studies import print_summary, seconds_of
+from asyncfed.cli.studies import print_summary, seconds_of, to_go_on_with
 from asyncfed.cli.tables import print_pairs, stderr, stdout
-from asyncfed.errors import RunError, ScenarioError, TraceError
+from asyncfed.errors import RunError, ScenarioError
 from asyncfed.printable import duration
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.study.watching import StudyWatcher
@@ -43,28 +42,19 @@ def execute_sweep(
     path = out if out is not None and begun else RunDirectory.create(out, f"{Path(name).stem}-sweep").path
     messages = stderr()
     messages.print(f"sweeping {name} over {', '.join(grid)}, into {path}", soft_wrap=True)
-    try:
-        with StudyWatcher(messages) as watching:
-            result = sweep(
-                make,
-                grid,
-                out=path,
-                backend=cast("Literal['local', 'ray']", backend),  # `sweep` refuses others, and names them
-                progress=watching,
-                **options,
-            )
-    except BaseException as error:
-        if (path / "study.json").exists() and not isinstance(error, (ScenarioError, TraceError)):
-            changes = [word for text in settings for word in ("--set", text)]
-            changes += [word for text in sweeps for word in ("--sweep", text)]
-            changes += [] if seed is None else ["--seed", str(seed)]
-            changes += [] if seeds is None else ["--seeds", str(seeds)]
-            command = shlex.join(["asyncfed", "run", name, *changes, "--out", str(path)])
-            messages.print(f"complete runs are kept in {path}; go on with: {command}", soft_wrap=True)
-        elif not stood:
-            with contextlib.suppress(OSError):  # where something stands in it, it stays
-                path.rmdir()
-        raise
+    again = [name, *(word for text in settings for word in ("--set", text))]
+    again += [word for text in sweeps for word in ("--sweep", text)]
+    again += [] if seed is None else ["--seed", str(seed)]
+    again += [] if seeds is None else ["--seeds", str(seeds)]
+    with to_go_on_with(messages, path, again, "runs", stood=stood), StudyWatcher(messages) as watching:
+        result = sweep(
+            make,
+            grid,
+            out=path,
+            backend=cast("Literal['local', 'ray']", backend),  # `sweep` refuses others, and names them
+            progress=watching,
+            **options,
+        )
     console = stdout()
     print_summary(console, result)
     quoted = shlex.quote(str(result.path))
