@@ -12,9 +12,10 @@ import gzip
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ from asyncfed.rng import Streams
 
 _MEAN, _STD = 0.1307, 0.3081  # of MNIST's training pixels; also what the EMNIST experiments of the papers use
 
-
 Classes = Annotated[int, Range(1, 10**6)]
+Pixels = Literal["normalised", "unit"]
 
 
 @checked(error=DataError)
@@ -97,6 +98,7 @@ def load_dataset(
     *,
     part: str | None = None,
     limit: PositiveInt | None = None,
+    pixels: Pixels = "normalised",
     seed: int = 0,
 ) -> Dataset:
     """Load a dataset by name.
@@ -120,6 +122,8 @@ def load_dataset(
         part has 697,932), and the training part of cifar10 (50,000).
     limit
         Keep that many samples, drawn without replacement with `seed`, in their original order.
+    pixels
+        "normalised" as said above, or "unit": left in [0, 1], where those of digits always are.
     """
     if name == "digits":
         if part is not None:
@@ -144,10 +148,9 @@ def load_dataset(
         x, y = _draw(name, x, y, limit, seed)
     # Only now, so that only what is kept becomes float32.
     if name in _IMAGES:
-        x = x.to(torch.float32).div_(255.0).sub_(_MEAN).div_(_STD).unsqueeze(1)
+        x = _scaled(x.unsqueeze(1), (_MEAN,), (_STD,), pixels)
     elif name == "cifar10":
-        mean, std = (torch.tensor(of).view(3, 1, 1) for of in (cifar10.MEAN, cifar10.STD))
-        x = x.to(torch.float32).div_(255.0).sub_(mean).div_(std)
+        x = _scaled(x, cifar10.MEAN, cifar10.STD, pixels)
     return Dataset(name, x, y, classes)
 
 
@@ -191,6 +194,15 @@ def _digits() -> tuple[Tensor, Tensor, int]:
 
     bunch = load_digits()
     return torch.as_tensor(bunch.data / 16.0, dtype=torch.float32), torch.as_tensor(bunch.target).long(), 10
+
+
+def _scaled(x: Tensor, mean: Sequence[float], std: Sequence[float], pixels: Pixels) -> Tensor:
+    """Bytes (N, colours, …) as numbers in [0, 1], or each colour normalised."""
+    scaled = x.to(torch.float32).div_(255.0)
+    if pixels == "normalised":
+        centre, spread = (torch.tensor(of).view(-1, 1, 1) for of in (mean, std))
+        scaled.sub_(centre).div_(spread)
+    return scaled
 
 
 def _draw(name: str, x: Tensor, y: Tensor, limit: int, seed: int) -> tuple[Tensor, Tensor]:

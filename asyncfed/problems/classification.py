@@ -18,6 +18,7 @@ from torch.nn.functional import log_softmax
 
 from asyncfed.checks import NonNegativeFloat, PositiveInt
 from asyncfed.data import load_dataset, parse_partition, partition_data
+from asyncfed.data.datasets import Pixels
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters
 from asyncfed.problems.layout import Params
@@ -36,9 +37,10 @@ def classification(
     l2: NonNegativeFloat = 0.0,
     part: str | None = None,
     download: bool = False,
+    pixels: Pixels = "normalised",
 ) -> Problem:
     """Classify a named dataset; see `load_dataset`, `build_model` and `parse_partition` for the names."""
-    samples = load_dataset(dataset, download=download, part=part, limit=limit, seed=seed)
+    samples = load_dataset(dataset, download=download, part=part, limit=limit, pixels=pixels, seed=seed)
     dealer = parse_partition(partition) if isinstance(partition, str) else partition
     data = partition_data(samples, dealer, clients, seed, fractions)
     module = build_model(model, samples.x.shape[1:], samples.classes)
