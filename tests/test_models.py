@@ -13,6 +13,7 @@ from asyncfed.models import (
     LSTM,
     build_model,
     char_lstm,
+    cnn,
     emnist_cnn,
     has_convolutions,
     initial_parameters,
@@ -32,6 +33,8 @@ def size(module: torch.nn.Module) -> int:
 
 def test_models_have_the_sizes_of_the_papers() -> None:
     assert size(emnist_cnn()) == 2_278_334
+    assert size(cnn(widths=(8, 16, 512))) == 208 + 3_216 + 131_584 + 31_806  # a quarter of the widths
+    assert size(cnn((3, 32, 32), 10)) == 2_432 + 51_264 + (25 * 64 + 1) * 2048 + 20_490
     assert size(mlp([784, 200, 10])) == 157_000 + 2_010
     assert size(logistic_regression(64, 10)) == 650
     assert size(char_lstm()) == 819_920
@@ -46,6 +49,9 @@ def test_models_have_the_sizes_of_the_papers() -> None:
         ("mlp:20", (1, 28, 28)),
         ("mlp:20,10", (3, 5)),
         ("cnn", (1, 28, 28)),
+        ("cnn:3,4,5", (1, 28, 28)),
+        ("cnn:3,4,5", (3, 32, 32)),
+        ("cnn:3,4,5", (2, 16, 17)),
         ("lenet", (1, 28, 28)),
         ("lenet", (3, 32, 32)),
     ],
@@ -67,6 +73,25 @@ def test_an_mlp_is_relu_between_affine_maps() -> None:
     p, x = dict(module.named_parameters()), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     hidden = (x @ p["hidden1.weight"].T + p["hidden1.bias"]).clamp(min=0)
     torch.testing.assert_close(module(x), hidden @ p["head.weight"].T + p["head.bias"])
+
+
+def test_the_cnn_of_the_paper_is_one_of_certain_widths() -> None:
+    paper, named, wide = (
+        emnist_cnn(10),
+        build_model("cnn", (1, 28, 28), 10),
+        build_model("cnn:32,64,2048", (1, 28, 28), 10),
+    )
+    for module in (named, wide):
+        assert str(module) == str(paper)
+        assert all(map(torch.equal, module.parameters(), paper.parameters()))
+    narrow = dict(build_model("cnn:8,16,512", (3, 32, 32), 10).named_parameters())
+    assert list(narrow) == [name for name, _ in paper.named_parameters()]
+    assert [tuple(p.shape) for name, p in narrow.items() if name.endswith("weight")] == [
+        (8, 3, 5, 5),
+        (16, 8, 5, 5),
+        (512, 400),
+        (10, 512),
+    ]
 
 
 def test_a_lenet_is_convolutions_and_three_affine_maps() -> None:
@@ -224,15 +249,23 @@ def test_convolutions_are_recognised() -> None:
 def test_models_that_cannot_be_built_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown model 'logistc'; did you mean 'logistic'"):
         build_model("logistc", 4, 2)
-    with pytest.raises(ScenarioError, match=r"needs images of shape \(1, 28, 28\), the samples have \(64,\)"):
-        build_model("cnn", 64, 10)
+    for shape in ((64,), (1, 15, 28), (28, 28)):
+        with pytest.raises(ScenarioError, match=r"at least 16×16, such as \(1, 28, 28\) .* the samples have"):
+            build_model("cnn", shape, 10)
+    with pytest.raises(ScenarioError, match=r"a cnn of widths \[8, 16\] .* give three"):
+        build_model("cnn:8,16", (1, 28, 28), 10)
+    with pytest.raises(
+        ScenarioError, match=r"cnn: widths\[1\] is 0; it must be a whole number in \[1, 10,000,000\]"
+    ):
+        build_model("cnn:8,0,512", (1, 28, 28), 10)
     with pytest.raises(ScenarioError, match=r"\(1, 28, 28\) or \(3, 32, 32\), .* have \(1, 32, 32\)"):
         build_model("lenet", (1, 32, 32), 10)
-    for spec in ("mlp", "logistic:3"):
-        with pytest.raises(ScenarioError, match="hidden sizes go with mlp"):
-            build_model(spec, 4, 2)
-    with pytest.raises(ScenarioError, match="'a,b' is not a list of hidden sizes"):
-        build_model("mlp:a,b", 4, 2)
+    for spec in ("mlp", "mlp:", "logistic:3", "lenet:", "cnn:"):
+        with pytest.raises(ScenarioError, match="sizes go with mlp, which needs them, and with cnn"):
+            build_model(spec, (1, 28, 28), 2)
+    for spec, example in (("mlp:a,b", "mlp:200,100"), ("cnn:a,b", "cnn:8,16,512")):
+        with pytest.raises(ScenarioError, match=f"'a,b' is not a list of sizes; write '{example}'"):
+            build_model(spec, (1, 28, 28), 2)
     with pytest.raises(
         ScenarioError, match=r"mlp: sizes\[1\] is 0; it must be a whole number in \[1, 10,000,000\]"
     ):

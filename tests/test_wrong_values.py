@@ -95,7 +95,7 @@ def public() -> Iterator[tuple[str, Any]]:
             if name not in NOT_MADE_BY_HAND and not error and thing not in seen:
                 seen.add(thing)
                 yield f"{module.__name__}.{name}", thing
-    for name in ("mlp", "lenet", "emnist_cnn", "char_lstm", "logistic_regression", "build_model"):
+    for name in ("mlp", "cnn", "lenet", "emnist_cnn", "char_lstm", "logistic_regression", "build_model"):
         yield f"asyncfed.models.{name}", getattr(models, name)
     for name, thing in registered().items():
         if thing not in seen:
