@@ -17,6 +17,7 @@ from asyncfed.data.partition import (
     DirichletOverClasses,
     DirichletOverClients,
     LabelShards,
+    OverlappingDirichlet,
     Partition,
     parse_partition,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "DirichletOverClasses",
     "DirichletOverClients",
     "LabelShards",
+    "OverlappingDirichlet",
     "Partition",
     "Shakespeare",
     "class_counts",

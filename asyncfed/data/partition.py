@@ -1,9 +1,9 @@
 """Who gets which sample: partitions of labelled samples over clients.
 
 A partition is a small frozen value with one method, `split`: labels in, one sorted array of sample numbers
-per client out, none empty and (but for `Bootstrap`) disjoint. All randomness comes from the stream
-"partition" of the seed; a redraw (Dirichlet partitions can leave a client with nothing) is the next row of
-that stream, so it moves nothing else.
+per client out, none empty and (but for `OverlappingDirichlet` and `Bootstrap`) disjoint. All randomness
+comes from the stream "partition" of the seed; a redraw (Dirichlet partitions can leave a client with nothing)
+is the next row of that stream, so it moves nothing else.
 """
 
 from __future__ import annotations
@@ -153,13 +153,43 @@ def _take(
     return taken
 
 
-_TEXTS: dict[str, Callable[[str], Partition]] = {
-    "iid": lambda value: IID(),
-    "shards": lambda value: LabelShards(int(value or 2)),
-    "dirichlet": lambda value: DirichletOverClients(float(value)),
-    "dirichlet-classes": lambda value: DirichletOverClasses(float(value)),
-    "bootstrap": lambda value: Bootstrap(int(value)),
-}
+@register("partition")
+@dataclass(frozen=True)
+class OverlappingDirichlet:
+    """Every client draws its own class distribution from Dirichlet(alpha), and its samples from that, whoever
+    else has them: without replacement within a client, so that two clients may hold the same sample.
+
+    The partition of the experiments on meta federated learning. A client that wishes for more of a class than
+    there is takes all of it and draws the rest again from its distribution over its other classes (once these
+    are all exhausted: in proportion to what is left). What a client gets depends on nobody else, but that
+    `samples=None` is as many for each as would go around: all there are, divided by the clients.
+    """
+
+    alpha: PositiveFloat
+    samples: PositiveInt | None = None
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        fitting(clients, PositiveInt, "clients", DataError)
+        each = self.samples or len(labels) // clients
+        if self.samples is None:
+            _check_clients(len(labels), clients)
+        _require(
+            each <= len(labels),
+            f"{each} samples for each client, none twice, cannot be drawn from {len(labels)}; use fewer",
+        )
+        _check_room(clients, each)
+        members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        sizes = np.array([len(samples) for samples in members])
+        shares = []
+        for client in range(clients):
+            generator = streams.generator("partition", row=client)
+            taken = _take(generator.dirichlet(np.full(len(members), self.alpha)), sizes, each, generator)
+            picked = [
+                generator.choice(members[label], size=taken[label], replace=False)
+                for label in np.flatnonzero(taken)
+            ]
+            shares.append(np.sort(np.concatenate(picked)))
+        return shares
 
 
 @register("partition")
@@ -173,19 +203,33 @@ class Bootstrap:
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
         fitting(clients, PositiveInt, "clients", DataError)
-        _require(
-            clients * self.samples <= _MOST_SAMPLES,
-            f"{clients} clients that draw {self.samples} samples each need {clients * self.samples:,}, more "
-            f"than {_MOST_SAMPLES:,}; use fewer of either",
-        )
+        _check_room(clients, self.samples)
         drawn = streams.generator("partition").integers(0, len(labels), (clients, self.samples))
         return list(np.sort(drawn, axis=1))
 
 
+def _alpha_and_samples(value: str) -> tuple[float, int | None]:
+    alpha, _, samples = value.partition(",")
+    return float(alpha), int(samples) if samples else None
+
+
+_TEXTS: dict[str, Callable[[str], Partition]] = {
+    "iid": lambda value: IID(),
+    "shards": lambda value: LabelShards(int(value or 2)),
+    "dirichlet": lambda value: DirichletOverClients(float(value)),
+    "dirichlet-classes": lambda value: DirichletOverClasses(*_alpha_and_samples(value)),
+    "dirichlet-overlapping": lambda value: OverlappingDirichlet(*_alpha_and_samples(value)),
+    "bootstrap": lambda value: Bootstrap(int(value)),
+}
+
+
 @checked(error=DataError)
 def parse_partition(text: str) -> Partition:
-    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4", "dirichlet-classes:0.4" or
-    "bootstrap:16".
+    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4", "dirichlet-classes:0.4",
+    "dirichlet-overlapping:0.01" or "bootstrap:16".
+
+    The two whose clients draw over classes take a number of samples for each client after a comma:
+    "dirichlet-overlapping:0.01,1000".
     """
     kind, _, value = text.partition(":")
     if kind not in _TEXTS:
@@ -204,6 +248,14 @@ def parse_partition(text: str) -> Partition:
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise DataError(message)
+
+
+def _check_room(clients: int, each: int) -> None:
+    _require(
+        clients * each <= _MOST_SAMPLES,
+        f"{clients} clients that draw {each} samples each need {clients * each:,}, more "
+        f"than {_MOST_SAMPLES:,}; use fewer of either",
+    )
 
 
 def _check_clients(samples: int, clients: int, each: int = 1) -> None:

@@ -13,6 +13,7 @@ from asyncfed.data import (
     DirichletOverClasses,
     DirichletOverClients,
     LabelShards,
+    OverlappingDirichlet,
     Partition,
     parse_partition,
 )
@@ -46,7 +47,7 @@ def test_every_sample_belongs_to_exactly_one_client(
     np.testing.assert_array_equal(np.sort(np.concatenate(shares)), np.arange(samples))
 
 
-@pytest.mark.parametrize("partition", ALL, ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize("partition", [*ALL, OverlappingDirichlet(0.4)], ids=lambda p: type(p).__name__)
 def test_a_partition_follows_from_the_seed_alone(partition: Partition) -> None:
     labels = labels_of(500)
     first, again, other = (partition.split(labels, 10, Streams(seed)) for seed in (3, 3, 4))
@@ -156,6 +157,9 @@ def test_values_that_make_no_sense_are_refused() -> None:
         ("shards:3", LabelShards(3)),
         ("dirichlet:0.4", DirichletOverClients(0.4)),
         ("dirichlet-classes:0.01", DirichletOverClasses(0.01)),
+        ("dirichlet-classes:0.01,40", DirichletOverClasses(0.01, samples=40)),
+        ("dirichlet-overlapping:0.01", OverlappingDirichlet(0.01)),
+        ("dirichlet-overlapping:0.01,1000", OverlappingDirichlet(0.01, samples=1000)),
     ],
 )
 def test_partitions_can_be_written_as_text(text: str, expected: Partition) -> None:
@@ -171,6 +175,8 @@ def test_a_text_that_names_no_partition_is_refused() -> None:
         parse_partition("dirichlet:-1")
     with pytest.raises(DataError, match="'x' is not a number"):
         parse_partition("shards:x")
+    with pytest.raises(DataError, match="'0.1,x' is not a number"):
+        parse_partition("dirichlet-overlapping:0.1,x")
     with pytest.raises(DataError, match="'3' is not expected; write just 'iid'"):
         parse_partition("iid:3")
 
@@ -187,3 +193,60 @@ def test_bootstrap_deals_more_samples_than_there_are_and_uniformly() -> None:
     assert parse_partition("bootstrap:10") == Bootstrap(10)
     with pytest.raises(DataError, match="samples is 0"):
         Bootstrap(0)
+
+
+def test_overlapping_clients_draw_without_regard_to_each_other_and_none_twice() -> None:
+    labels = np.repeat(np.arange(10), 500)
+    shares = OverlappingDirichlet(0.01, samples=100).split(labels, 50, Streams(0))
+    assert all(len(share) == 100 and (np.diff(share) > 0).all() for share in shares)
+    assert len(np.unique(np.concatenate(shares))) < 5000  # 50·100, were they disjoint
+    table = class_table(labels, shares)
+    assert np.median(table.max(1)) == 100  # Dirichlet(0.01): nearly everything is one class
+    fewer = OverlappingDirichlet(0.01, samples=100).split(labels, 7, Streams(0))
+    assert all(map(np.array_equal, shares[:7], fewer))
+    alone = OverlappingDirichlet(0.01).split(labels, 50, Streams(0))  # as many as would go around
+    assert all(map(np.array_equal, shares, alone))
+
+
+def test_overlapping_class_distributions_have_the_variance_of_theirs() -> None:
+    classes, alpha, each = 10, 0.7, 200
+    labels = np.repeat(np.arange(classes), 1000)
+    shares = OverlappingDirichlet(alpha, samples=each).split(labels, 2000, Streams(5))
+    proportions = class_table(labels, shares) / each
+    # Dirichlet-multinomial: p(1 − p)(1 + (n − 1)/(Cα + 1))/n with p = 1/C.
+    p = 1 / classes
+    expected = p * (1 - p) * (1 + (each - 1) / (classes * alpha + 1)) / each
+    assert proportions.mean(0) == pytest.approx(np.full(classes, p), abs=5 * np.sqrt(expected / 2000))
+    assert proportions.var() == pytest.approx(expected, rel=0.05)
+
+
+def test_every_sample_of_a_class_is_as_likely_for_an_overlapping_client() -> None:
+    """Each of 40 alike is drawn by 1,000 clients with probability ¼: 250 ± 5·13.7 times."""
+    shares = OverlappingDirichlet(1.0, samples=10).split(np.zeros(40, dtype=np.int64), 1000, Streams(2))
+    counts = np.bincount(np.concatenate(shares), minlength=40)
+    assert (np.abs(counts - 250) < 5 * np.sqrt(1000 * 0.25 * 0.75)).all()
+
+
+def test_an_overlapping_client_that_has_all_of_a_class_goes_on_with_another() -> None:
+    labels = np.repeat(np.arange(3), [20, 20, 60])
+    for share in OverlappingDirichlet(0.001, samples=70).split(labels, 20, Streams(0)):
+        table = np.bincount(labels[share], minlength=3)
+        assert table.sum() == len(np.unique(share)) == 70
+        assert (table <= [20, 20, 60]).all()
+    everything = OverlappingDirichlet(0.1, samples=100).split(labels, 2, Streams(0))
+    assert [share.tolist() for share in everything] == [list(range(100))] * 2
+
+
+def test_overlapping_clients_that_cannot_be_served_are_refused() -> None:
+    with pytest.raises(
+        DataError, match="3 clients with 11 samples each, none twice, need at least 11, there"
+    ):
+        OverlappingDirichlet(1.0, samples=11).split(labels_of(10), 3, Streams(0))
+    with pytest.raises(
+        DataError, match="11 clients with 1 samples each, none twice, need at least 11, there"
+    ):
+        OverlappingDirichlet(1.0).split(labels_of(10), 11, Streams(0))
+    with pytest.raises(DataError, match="more than 268,435,456"):
+        OverlappingDirichlet(1.0, samples=10).split(labels_of(10), 2**28, Streams(0))
+    with pytest.raises(DataError, match="OverlappingDirichlet: alpha is 0"):
+        OverlappingDirichlet(0)
