@@ -81,6 +81,7 @@ NOT_MADE_BY_HAND = {
     ),
     *("Attendance", "Expectations", "Knowledge", "Recipe"),  # plain records between parts of the network
     *("Partition", "Presence", "Timing", "Weights", "Params", "DATASETS"),  # names of types and of datasets
+    *("CIFAR100_CLASSES", "CIFAR100_SUPERCLASSES"),
     *("problem_factory", "recipe_type"),  # decorators, checked where they are used
 }
 LONG_BUT_RIGHT = {("hypergradient", "rounds"): 10**9}

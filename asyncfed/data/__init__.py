@@ -18,6 +18,7 @@ from asyncfed.data.partition import (
     DirichletOverClients,
     LabelShards,
     OverlappingDirichlet,
+    Pachinko,
     Partition,
     parse_partition,
 )
@@ -25,8 +26,11 @@ from asyncfed.data.shakespeare import Shakespeare, load_shakespeare
 from asyncfed.data.shards import ClientData, ClientShards, client_data_from_lists
 from asyncfed.data.sources import client_data
 from asyncfed.data.split import partition_data
+from asyncfed.data.superclasses import CIFAR100_CLASSES, CIFAR100_SUPERCLASSES
 
 __all__ = [
+    "CIFAR100_CLASSES",
+    "CIFAR100_SUPERCLASSES",
     "DATASETS",
     "IID",
     "Bootstrap",
@@ -37,6 +41,7 @@ __all__ = [
     "DirichletOverClients",
     "LabelShards",
     "OverlappingDirichlet",
+    "Pachinko",
     "Partition",
     "Shakespeare",
     "class_counts",
