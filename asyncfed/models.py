@@ -26,9 +26,19 @@ from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.room import require_room
 
 MODELS = ("logistic", "mlp", "cnn", "lenet")
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "softplus": nn.Softplus,
+}
 Width = Annotated[int, Range(1, 10**7)]
 ModelName = Annotated[
-    str, Words("the name of a model: 'logistic', 'mlp:200,100' (hidden sizes), 'cnn' or 'lenet'")
+    str,
+    Words(
+        "the name of a model: 'logistic', 'mlp:200,100' (hidden sizes), 'mlp:200,100:tanh' (another "
+        "activation than ReLU), 'cnn', 'cnn:8,16,512' (widths) or 'lenet'"
+    ),
 ]
 
 
@@ -39,8 +49,12 @@ def logistic_regression(inputs: Width, classes: Width) -> nn.Module:
 
 
 @checked
-def mlp(sizes: Sequence[Width]) -> nn.Module:
-    """A ReLU network of the given sizes, inputs and outputs included: layers `hidden1`, …, `head`."""
+def mlp(sizes: Sequence[Width], activation: str = "relu") -> nn.Module:
+    """A network of the given sizes, inputs and outputs included: layers `hidden1`, …, `head`, and after each
+    but the last the activation "relu", "tanh", "gelu" or "softplus".
+    """
+    if activation not in ACTIVATIONS:
+        raise UnknownNameError("activation", activation, ACTIVATIONS)
     if len(sizes) < 2:
         raise ScenarioError(
             f"an mlp of sizes {list(sizes)} cannot be built; give inputs, hidden sizes and outputs"
@@ -51,29 +65,59 @@ def mlp(sizes: Sequence[Width]) -> nn.Module:
     with borrowed_random_state(0):
         for number, (fan_in, fan_out) in enumerate(pairwise(sizes[:-1]), start=1):
             layers[f"hidden{number}"] = nn.Linear(fan_in, fan_out)
-            layers[f"relu{number}"] = nn.ReLU()
+            layers[f"{activation}{number}"] = ACTIVATIONS[activation]()
         layers["head"] = nn.Linear(sizes[-2], sizes[-1])
     return nn.Sequential(layers)
 
 
 @checked
-def emnist_cnn(classes: Width = 62) -> nn.Module:
-    """The network of PDBO's EMNIST experiment for images 1×28×28 (2,278,334 parameters with 62 classes)."""
+def cnn(
+    shape: tuple[int, ...] = (1, 28, 28), classes: Width = 62, widths: Sequence[Width] = (32, 64, 2048)
+) -> nn.Module:
+    """Two 5×5 convolutions, each followed by ReLU and 2×2 max-pooling, a hidden layer with ReLU, and a head.
+
+    `widths` are the maps of the first and of the second convolution and the size of the hidden layer.
+    """
+    if len(widths) != 3:
+        raise ScenarioError(
+            f"a cnn of widths {list(widths)} cannot be built; give three: the maps of both convolutions and "
+            "the size of the hidden layer, such as 8, 16, 512"
+        )
+    if len(shape) != 3 or min(shape[1:]) < _SMALLEST_CNN_IMAGE or shape[0] < 1:
+        raise ScenarioError(
+            f"a cnn needs images (channels, height, width) of at least "
+            f"{_SMALLEST_CNN_IMAGE}×{_SMALLEST_CNN_IMAGE}, such as (1, 28, 28) or (3, 32, 32), "
+            f"the samples have {shape}; use 'mlp:200'"
+        )
+    first, second, hidden = widths
+    height, width = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
+    flat = second * height * width
+    weights = 25 * (shape[0] + second) * first + hidden * (flat + classes)
+    require_room(8.0 * weights, f"a cnn of widths {list(widths)}", "give smaller widths")
     with borrowed_random_state(0):
         return nn.Sequential(
             OrderedDict(
-                conv1=nn.Conv2d(1, 32, 5),
+                conv1=nn.Conv2d(shape[0], first, 5),
                 relu1=nn.ReLU(),
                 pool1=nn.MaxPool2d(2),
-                conv2=nn.Conv2d(32, 64, 5),
+                conv2=nn.Conv2d(first, second, 5),
                 relu2=nn.ReLU(),
                 pool2=nn.MaxPool2d(2),
                 flatten=nn.Flatten(),
-                hidden1=nn.Linear(1024, 2048),
+                hidden1=nn.Linear(flat, hidden),
                 relu3=nn.ReLU(),
-                head=nn.Linear(2048, classes),
+                head=nn.Linear(hidden, classes),
             )
         )
+
+
+_SMALLEST_CNN_IMAGE = 16  # 16 → 12 → 6 → 2 → 1
+
+
+@checked
+def emnist_cnn(classes: Width = 62) -> nn.Module:
+    """The network of PDBO's EMNIST experiment for images 1×28×28 (2,278,334 parameters with 62 classes)."""
+    return cnn((1, 28, 28), classes)
 
 
 # What a LeNet reads: shape of an image, and the padding of its first layer that makes 5×5 maps at the end.
@@ -180,35 +224,35 @@ def char_lstm(
 
 @checked
 def build_model(spec: ModelName, inputs: Width | Sequence[Width], classes: Width) -> nn.Module:
-    """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes), "cnn" or
-    "lenet".
+    """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes),
+    "mlp:80,60:tanh" (an activation other than ReLU: "tanh", "gelu" or "softplus"), "cnn" (the one of PDBO's
+    EMNIST experiment), "cnn:8,16,512" (other widths, see `cnn`) or "lenet".
 
     `inputs` is the shape of one sample, or the number of its features.
     """
-    kind, _, value = spec.partition(":")
+    kind, *values = spec.split(":")
     shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
     if kind not in MODELS:
         raise UnknownNameError("model", kind, MODELS)
-    if (kind == "mlp") != bool(value):
+    fewest, most = {"mlp": (1, 2), "cnn": (0, 1)}.get(kind, (0, 0))
+    if not fewest <= len(values) <= most or not all(values):
         raise ScenarioError(
-            f"model {spec!r}: hidden sizes go with mlp and only there; "
-            "write 'logistic', 'cnn', 'lenet' or 'mlp:200,100'"
+            f"model {spec!r}: sizes go with mlp, which needs them, and with cnn, which may have them, and an "
+            "activation with mlp alone; write 'logistic', 'mlp:200,100', 'mlp:200,100:tanh', 'cnn', "
+            "'cnn:8,16,512' or 'lenet'"
         )
-    if kind == "cnn":
-        if shape != (1, 28, 28):
-            raise ScenarioError(
-                f"model 'cnn' needs images of shape (1, 28, 28), the samples have {shape}; use 'mlp:200'"
-            )
-        return emnist_cnn(classes)
     if kind == "lenet":
         return lenet(shape, classes)
     try:
-        hidden = [int(size) for size in value.split(",")] if value else []
+        widths = [int(size) for size in values[0].split(",")] if values else []
     except ValueError as error:
+        example = "mlp:200,100" if kind == "mlp" else "cnn:8,16,512"
         raise ScenarioError(
-            f"model {spec!r}: {value!r} is not a list of hidden sizes; write 'mlp:200,100'"
+            f"model {spec!r}: {values[0]!r} is not a list of sizes; write {example!r}"
         ) from error
-    return mlp([math.prod(shape), *hidden, classes])
+    if kind == "cnn":
+        return cnn(shape, classes, widths) if widths else cnn(shape, classes)
+    return mlp([math.prod(shape), *widths, classes], *values[1:])
 
 
 def initial_parameters(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
@@ -287,7 +331,7 @@ def outputs(module: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor)
 
 
 def _is_perceptron(module: nn.Module) -> bool:
-    plain = (nn.Flatten, nn.Linear, nn.ReLU)
+    plain = (nn.Flatten, nn.Linear, *ACTIVATIONS.values())
     return isinstance(module, nn.Sequential) and all(
         isinstance(layer, plain) and getattr(layer, "bias", True) is not None for layer in module
     )

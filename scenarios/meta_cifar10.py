@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed import Result, Scenario, Study, Summary, SummaryTable
-from asyncfed.data import DirichletOverClasses, DirichletOverlapping, Partition
+from asyncfed.data import DirichletOverClasses, OverlappingDirichlet, Partition
 from asyncfed.problems import Problem, classification
 from asyncfed.protocols import MetaFL, Server
 from scenarios._server_methods import Finding, course, parts_of, remembered, text, with_spread
@@ -73,8 +73,8 @@ def study(
 ) -> Study:
     """`samples` of a client are by default 1,000, or as many as the dataset has for 50 clients."""
     each = samples or SAMPLES.get(dataset, 1000)
-    kinds: dict[str, type[DirichletOverClasses | DirichletOverlapping]] = {
-        "overlapping": DirichletOverlapping,
+    kinds: dict[str, type[DirichletOverClasses | OverlappingDirichlet]] = {
+        "overlapping": OverlappingDirichlet,
         "disjoint": DirichletOverClasses,
     }
 

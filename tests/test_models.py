@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.models import (
+    ACTIVATIONS,
     LSTM,
     build_model,
     char_lstm,
+    cnn,
     emnist_cnn,
     has_convolutions,
     initial_parameters,
@@ -32,6 +35,8 @@ def size(module: torch.nn.Module) -> int:
 
 def test_models_have_the_sizes_of_the_papers() -> None:
     assert size(emnist_cnn()) == 2_278_334
+    assert size(cnn(widths=(8, 16, 512))) == 208 + 3_216 + 131_584 + 31_806  # a quarter of the widths
+    assert size(cnn((3, 32, 32), 10)) == 2_432 + 51_264 + (25 * 64 + 1) * 2048 + 20_490
     assert size(mlp([784, 200, 10])) == 157_000 + 2_010
     assert size(logistic_regression(64, 10)) == 650
     assert size(char_lstm()) == 819_920
@@ -45,7 +50,11 @@ def test_models_have_the_sizes_of_the_papers() -> None:
         ("logistic", (64,)),
         ("mlp:20", (1, 28, 28)),
         ("mlp:20,10", (3, 5)),
+        ("mlp:20,10:softplus", (3, 5)),
         ("cnn", (1, 28, 28)),
+        ("cnn:3,4,5", (1, 28, 28)),
+        ("cnn:3,4,5", (3, 32, 32)),
+        ("cnn:3,4,5", (2, 16, 17)),
         ("lenet", (1, 28, 28)),
         ("lenet", (3, 32, 32)),
     ],
@@ -62,11 +71,79 @@ def test_layers_carry_names() -> None:
     assert [name for name, _ in logistic_regression(4, 2).named_parameters()] == ["head.weight", "head.bias"]
 
 
-def test_an_mlp_is_relu_between_affine_maps() -> None:
-    module = mlp([3, 4, 2])
-    p, x = dict(module.named_parameters()), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    hidden = (x @ p["hidden1.weight"].T + p["hidden1.bias"]).clamp(min=0)
-    torch.testing.assert_close(module(x), hidden @ p["head.weight"].T + p["head.bias"])
+BY_HAND: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": lambda z: z.clamp(min=0),
+    "tanh": lambda z: 1 - 2 / ((2 * z).exp() + 1),
+    "gelu": lambda z: z * (1 + (z / math.sqrt(2)).erf()) / 2,
+    "softplus": lambda z: (1 + z.exp()).log(),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_mlp_is_an_activation_between_affine_maps(activation: str) -> None:
+    module = mlp([3, 4, 5, 2], activation).double()
+    p = dict(module.named_parameters())
+    assert list(p) == [f"{layer}.{k}" for layer in ("hidden1", "hidden2", "head") for k in ("weight", "bias")]
+    x = 4 * torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = x
+    for layer in ("hidden1", "hidden2"):
+        values = BY_HAND[activation](values @ p[f"{layer}.weight"].T + p[f"{layer}.bias"])
+    expected = values @ p["head.weight"].T + p["head.bias"]
+    torch.testing.assert_close(module(x), expected)
+    torch.testing.assert_close(outputs(module, p, x), expected)
+    named = build_model("mlp:4,5" if activation == "relu" else f"mlp:4,5:{activation}", 3, 2)
+    assert str(named) == str(module)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "gelu", "softplus"])
+def test_a_smooth_mlp_written_out_has_the_second_derivatives_of_the_module(activation: str) -> None:
+    module = mlp([3, 4, 2], activation).double()
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, generator=g, dtype=torch.float64)
+    p = {name: torch.randn(3, *v.shape, generator=g).double() for name, v in module.named_parameters()}
+    u = {name: torch.randn(v.shape, generator=g).double() for name, v in p.items()}
+
+    def gradient(own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return grad(lambda w: outputs(module, w, x).square().mean())(own)
+
+    def product(own: dict[str, torch.Tensor], along: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return grad(
+            lambda w: torch.stack([(v * along[name]).sum() for name, v in gradient(w).items()]).sum()
+        )(own)
+
+    products = vmap(product)(p, u)
+    for client in range(3):
+        own, along = ({name: v[client] for name, v in of.items()} for of in (p, u))
+
+        def plain(shift: float, own: dict = own, along: dict = along) -> dict[str, torch.Tensor]:
+            at = {name: (own[name] + shift * along[name]).requires_grad_() for name in own}
+            loss = functional_call(module, at, (x,)).square().mean()
+            return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
+
+        ahead, behind = plain(1e-6), plain(-1e-6)
+        for name, found in products.items():
+            torch.testing.assert_close(
+                found[client], (ahead[name] - behind[name]) / 2e-6, rtol=1e-5, atol=1e-7
+            )
+
+
+def test_the_cnn_of_the_paper_is_one_of_certain_widths() -> None:
+    paper, named, wide = (
+        emnist_cnn(10),
+        build_model("cnn", (1, 28, 28), 10),
+        build_model("cnn:32,64,2048", (1, 28, 28), 10),
+    )
+    for module in (named, wide):
+        assert str(module) == str(paper)
+        assert all(map(torch.equal, module.parameters(), paper.parameters()))
+    narrow = dict(build_model("cnn:8,16,512", (3, 32, 32), 10).named_parameters())
+    assert list(narrow) == [name for name, _ in paper.named_parameters()]
+    assert [tuple(p.shape) for name, p in narrow.items() if name.endswith("weight")] == [
+        (8, 3, 5, 5),
+        (16, 8, 5, 5),
+        (512, 400),
+        (10, 512),
+    ]
 
 
 def test_a_lenet_is_convolutions_and_three_affine_maps() -> None:
@@ -202,10 +279,11 @@ def test_an_lstm_begins_like_torchs() -> None:
     [
         (logistic_regression(6, 3), torch.linspace(-1, 1, 30).view(5, 2, 3)),
         (mlp([6, 4, 5, 3]), torch.linspace(-1, 1, 30).view(5, 2, 3)),
+        (mlp([6, 4, 5, 3], "gelu"), torch.linspace(-1, 1, 30).view(5, 2, 3)),
         (emnist_cnn(7), torch.linspace(-1, 1, 2 * 784).view(2, 1, 28, 28)),
         (char_lstm(6, hidden=4), torch.arange(20).view(4, 5) % 6),
     ],
-    ids=["logistic", "mlp", "cnn", "lstm"],
+    ids=["logistic", "mlp", "gelu", "cnn", "lstm"],
 )
 def test_stacked_models_give_what_each_gives_alone(module: torch.nn.Module, inputs: torch.Tensor) -> None:
     parameters = stacked_initial_parameters(module, 3, torch.Generator().manual_seed(0))
@@ -224,15 +302,34 @@ def test_convolutions_are_recognised() -> None:
 def test_models_that_cannot_be_built_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown model 'logistc'; did you mean 'logistic'"):
         build_model("logistc", 4, 2)
-    with pytest.raises(ScenarioError, match=r"needs images of shape \(1, 28, 28\), the samples have \(64,\)"):
-        build_model("cnn", 64, 10)
+    for shape in ((64,), (1, 15, 28), (28, 28)):
+        with pytest.raises(ScenarioError, match=r"at least 16×16, such as \(1, 28, 28\) .* the samples have"):
+            build_model("cnn", shape, 10)
+    with pytest.raises(ScenarioError, match=r"a cnn of widths \[8, 16\] .* give three"):
+        build_model("cnn:8,16", (1, 28, 28), 10)
+    with pytest.raises(
+        ScenarioError, match=r"cnn: widths\[1\] is 0; it must be a whole number in \[1, 10,000,000\]"
+    ):
+        build_model("cnn:8,0,512", (1, 28, 28), 10)
     with pytest.raises(ScenarioError, match=r"\(1, 28, 28\) or \(3, 32, 32\), .* have \(1, 32, 32\)"):
         build_model("lenet", (1, 32, 32), 10)
-    for spec in ("mlp", "logistic:3"):
-        with pytest.raises(ScenarioError, match="hidden sizes go with mlp"):
-            build_model(spec, 4, 2)
-    with pytest.raises(ScenarioError, match="'a,b' is not a list of hidden sizes"):
-        build_model("mlp:a,b", 4, 2)
+    for spec in (
+        "mlp",
+        "mlp:",
+        "mlp:3:",
+        "mlp:3:tanh:x",
+        "logistic:3",
+        "lenet:",
+        "cnn:",
+        "cnn:8,16,512:tanh",
+    ):
+        with pytest.raises(ScenarioError, match="sizes go with mlp, which needs them, and with cnn"):
+            build_model(spec, (1, 28, 28), 2)
+    with pytest.raises(UnknownNameError, match=r"unknown activation 'tnh'; did you mean 'tanh'.* softplus"):
+        build_model("mlp:3:tnh", 4, 2)
+    for spec, example in (("mlp:a,b", "mlp:200,100"), ("cnn:a,b", "cnn:8,16,512")):
+        with pytest.raises(ScenarioError, match=f"'a,b' is not a list of sizes; write '{example}'"):
+            build_model(spec, (1, 28, 28), 2)
     with pytest.raises(
         ScenarioError, match=r"mlp: sizes\[1\] is 0; it must be a whole number in \[1, 10,000,000\]"
     ):

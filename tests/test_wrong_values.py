@@ -81,6 +81,7 @@ NOT_MADE_BY_HAND = {
     ),
     *("Attendance", "Expectations", "Knowledge", "Recipe"),  # plain records between parts of the network
     *("Partition", "Presence", "Timing", "Weights", "Params", "DATASETS"),  # names of types and of datasets
+    *("CIFAR100_CLASSES", "CIFAR100_SUPERCLASSES"),
     *("problem_factory", "recipe_type"),  # decorators, checked where they are used
 }
 LONG_BUT_RIGHT = {("hypergradient", "rounds"): 10**9}
@@ -95,7 +96,7 @@ def public() -> Iterator[tuple[str, Any]]:
             if name not in NOT_MADE_BY_HAND and not error and thing not in seen:
                 seen.add(thing)
                 yield f"{module.__name__}.{name}", thing
-    for name in ("mlp", "lenet", "emnist_cnn", "char_lstm", "logistic_regression", "build_model"):
+    for name in ("mlp", "cnn", "lenet", "emnist_cnn", "char_lstm", "logistic_regression", "build_model"):
         yield f"asyncfed.models.{name}", getattr(models, name)
     for name, thing in registered().items():
         if thing not in seen:
@@ -172,6 +173,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "client_data_from_lists": {"train": [(dataset.x, dataset.y)]},
         "has_test_part": {"name": "digits"},
         "load_dataset": {"name": "digits", "limit": 20},
+        "load_dealt": {"name": "digits", "partition": "iid", "clients": 2, "limit": 20},
         "load_shakespeare": {"root": folder},
         "load_with_test": {"name": "digits", "limit": 20},
         "long_tail": {"dataset": dataset, "largest": 5, "ratio": 0.5},

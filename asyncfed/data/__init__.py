@@ -9,6 +9,7 @@ from asyncfed.data.datasets import (
     load_dataset,
     load_with_test,
 )
+from asyncfed.data.extra_test import load_dealt
 from asyncfed.data.long_tail import long_tail, long_tail_sizes
 from asyncfed.data.partition import (
     IID,
@@ -16,6 +17,8 @@ from asyncfed.data.partition import (
     DirichletOverClasses,
     DirichletOverClients,
     LabelShards,
+    OverlappingDirichlet,
+    Pachinko,
     Partition,
     parse_partition,
 )
@@ -23,8 +26,11 @@ from asyncfed.data.shakespeare import Shakespeare, load_shakespeare
 from asyncfed.data.shards import ClientData, ClientShards, client_data_from_lists
 from asyncfed.data.sources import client_data
 from asyncfed.data.split import partition_data
+from asyncfed.data.superclasses import CIFAR100_CLASSES, CIFAR100_SUPERCLASSES
 
 __all__ = [
+    "CIFAR100_CLASSES",
+    "CIFAR100_SUPERCLASSES",
     "DATASETS",
     "IID",
     "Bootstrap",
@@ -34,6 +40,8 @@ __all__ = [
     "DirichletOverClasses",
     "DirichletOverClients",
     "LabelShards",
+    "OverlappingDirichlet",
+    "Pachinko",
     "Partition",
     "Shakespeare",
     "class_counts",
@@ -42,6 +50,7 @@ __all__ = [
     "data_directory",
     "has_test_part",
     "load_dataset",
+    "load_dealt",
     "load_shakespeare",
     "load_with_test",
     "long_tail",

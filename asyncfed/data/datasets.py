@@ -12,16 +12,17 @@ import gzip
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from asyncfed.checks import PathLike, PositiveInt, Range, checked
-from asyncfed.data import cifar10
+from asyncfed.data.cifar import CIFARS
 from asyncfed.data.torchvision_import import download_into, import_torchvision
 from asyncfed.errors import DataError, UnknownNameError
 from asyncfed.rng import Streams
@@ -81,7 +82,7 @@ _IMAGES = {
         options={"split": "byclass"},
     ),
 }
-DATASETS = ("digits", *_IMAGES, "cifar10")
+DATASETS = ("digits", *_IMAGES, *CIFARS)
 
 
 @checked(error=DataError)
@@ -111,7 +112,8 @@ def load_dataset(
         "mnist": (N, 1, 28, 28), normalised with mean 0.1307 and standard deviation 0.3081.
         "emnist": EMNIST byclass, 62 classes, like mnist; the images are turned upright (the files hold them
         transposed).
-        "cifar10": (N, 3, 32, 32), each colour normalised with its own mean and deviation.
+        "cifar10", "cifar100": (N, 3, 32, 32), each colour normalised with its own mean and deviation. The
+        labels of cifar100 are the 100 fine ones; `CIFAR100_SUPERCLASSES` has the coarse one of each.
     root
         Data directory; see `data_directory`.
     download
@@ -119,39 +121,59 @@ def load_dataset(
     part
         "train" or "test". By default the training part of mnist (60,000) and the test part of emnist
         (116,323, which is more than the tenth of EMNIST that the experiments of the papers use; the training
-        part has 697,932), and the training part of cifar10 (50,000).
+        part has 697,932), and the training part of cifar10 and cifar100 (50,000); of these two "all" is the
+        training images followed by the 10,000 for testing, which some experiments deal out together.
     limit
         Keep that many samples, drawn without replacement with `seed`, in their original order.
     pixels
         "normalised" as said above, or "unit": left in [0, 1], where those of digits always are.
     """
+    found = read_files(name, data_directory(root), download, part)
+    return found.chosen(None if limit is None else limited(name, len(found.y), limit, seed), pixels)
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """What the files of a dataset hold, as it stands there: only what is chosen of it becomes float32."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    classes: int
+
+    def chosen(self, rows: npt.NDArray[np.int64] | None, pixels: Pixels = "normalised") -> Dataset:
+        """The samples of those numbers, scaled; without numbers, all."""
+        x, y = self.x, self.y
+        if rows is not None:
+            index = torch.from_numpy(rows)
+            x, y = x[index], y[index]
+        if self.name in _IMAGES:
+            x = x.unsqueeze(1).to(torch.float32).div_(255.0)
+            x = x.sub_(_MEAN).div_(_STD) if pixels == "normalised" else x
+        elif self.name in CIFARS:
+            x = x.to(torch.float32).div_(255.0)
+            x = CIFARS[self.name].normalised(x) if pixels == "normalised" else x
+        return Dataset(self.name, x, y, self.classes)
+
+
+def read_files(name: str, root: Path, download: bool, part: str | None) -> Files:
+    """One part of a dataset, unscaled; see `load_dataset`."""
     if name == "digits":
         if part is not None:
             raise DataError(f"dataset 'digits' has no parts, {part!r} was asked for; leave out `part`")
-        x, y, classes = _digits()
-    elif name in _IMAGES:
+        return Files(name, *_digits())
+    if name in _IMAGES:
         files = _IMAGES[name]
         part = part or files.default_part
         if part not in files.stems:
             raise UnknownNameError(f"part of dataset {name!r}", part, files.stems)
-        x, y = _read_images(name, files, part, data_directory(root), download)
-        classes = files.classes
-    elif name == "cifar10":
-        part = part or "train"
-        if part not in cifar10.PARTS:
-            raise UnknownNameError(f"part of dataset {name!r}", part, cifar10.PARTS)
-        x, y = cifar10.read_cifar10(part, data_directory(root), download)
-        classes = cifar10.CLASSES
-    else:
-        raise UnknownNameError("dataset", name, DATASETS)
-    if limit is not None:
-        x, y = _draw(name, x, y, limit, seed)
-    # Only now, so that only what is kept becomes float32.
-    if name in _IMAGES:
-        x = _scaled(x.unsqueeze(1), (_MEAN,), (_STD,), pixels)
-    elif name == "cifar10":
-        x = _scaled(x, cifar10.MEAN, cifar10.STD, pixels)
-    return Dataset(name, x, y, classes)
+        return Files(name, *_read_images(name, files, part, root, download), files.classes)
+    if name in CIFARS:
+        batches, part = CIFARS[name], part or "train"
+        if part not in batches.parts:
+            raise UnknownNameError(f"part of dataset {name!r}", part, batches.parts)
+        return Files(name, *batches.read(part, root, download), batches.classes)
+    raise UnknownNameError("dataset", name, DATASETS)
 
 
 @checked(error=DataError)
@@ -196,24 +218,13 @@ def _digits() -> tuple[Tensor, Tensor, int]:
     return torch.as_tensor(bunch.data / 16.0, dtype=torch.float32), torch.as_tensor(bunch.target).long(), 10
 
 
-def _scaled(x: Tensor, mean: Sequence[float], std: Sequence[float], pixels: Pixels) -> Tensor:
-    """Bytes (N, colours, …) as numbers in [0, 1], or each colour normalised."""
-    scaled = x.to(torch.float32).div_(255.0)
-    if pixels == "normalised":
-        centre, spread = (torch.tensor(of).view(-1, 1, 1) for of in (mean, std))
-        scaled.sub_(centre).div_(spread)
-    return scaled
-
-
-def _draw(name: str, x: Tensor, y: Tensor, limit: int, seed: int) -> tuple[Tensor, Tensor]:
-    if not 1 <= limit <= len(y):
+def limited(name: str, samples: int, limit: int, seed: int) -> npt.NDArray[np.int64]:
+    """The numbers of the `limit` samples to keep, in order."""
+    if not 1 <= limit <= samples:
         raise DataError(
-            f"limit is {limit}; dataset {name!r} has {len(y)} samples, so it must lie in 1..{len(y)}"
+            f"limit is {limit}; dataset {name!r} has {samples} samples, so it must lie in 1..{samples}"
         )
-    chosen = Streams(seed).generator("limit").choice(len(y), size=limit, replace=False)
-    chosen.sort()
-    index = torch.from_numpy(chosen)
-    return x[index], y[index]
+    return np.sort(Streams(seed).generator("limit").choice(samples, size=limit, replace=False))
 
 
 def _read_images(
