@@ -33,7 +33,7 @@ from asyncfed import Result, Scenario, Study, Summary, SummaryTable
 from asyncfed.data import DirichletOverClasses, OverlappingDirichlet, Partition
 from asyncfed.problems import Problem, classification
 from asyncfed.protocols import MetaFL, Server
-from scenarios._server_methods import Finding, course, parts_of, remembered, text, with_spread
+from scenarios._server_methods import Finding, course, parts_of, remembered, with_spread
 from topologies import star
 
 FEDAVG, PER_FEDAVG, EXACT, FO, HF = "FedAvg", "Per-FedAvg", "exact", "FO", "HF"
@@ -144,7 +144,11 @@ def summarise(
         (
             "test accuracy in % after fine-tuning, mean over seeds (smallest–largest); untuned: at the end, "
             "of the server's model itself",
-            *(["theirs: an independent implementation, two seeds; the paper gives no numbers"] if theirs else []),
+            *(
+                ["theirs: an independent implementation, two seeds; the paper gives no numbers"]
+                if theirs
+                else []
+            ),
         ),
     )
     by_price = [
@@ -154,7 +158,7 @@ def summarise(
             (
                 "in the columns: evaluations of all clients together, in thousands: all that the cheapest run "
                 f"makes, and those of {label(PER_FEDAVG, nu)} after {_listed(marks)} rounds; – where a run "
-                "made fewer",
+                "made fewer; evaluations/round: of all who are asked",
             ),
         )
         for price in _PRICES
@@ -237,7 +241,10 @@ def _lines_by_rounds(
         lines.append(line)
     level = _spread([100 * value for value in ceilings.values()])
     ceiling = {"method": f"one's own {MAJORITY}", **{f"after {mark}": level for mark in marks}}
-    return [*lines, {**ceiling, **({"theirs": "–"} if theirs else {}), "untuned": "–", "seeds": len(ceilings)}]
+    return [
+        *lines,
+        {**ceiling, **({"theirs": "–"} if theirs else {}), "untuned": "–", "seeds": len(ceilings)},
+    ]
 
 
 def _range(ends: tuple[int, int]) -> str:
@@ -267,51 +274,48 @@ def _lines_by_price(runs: Runs, nu: int, marks: Sequence[int], price: int) -> li
     ]
 
 
-def _in_common(runs: Runs, a: str, b: str) -> list[tuple[Result, Result]]:
-    """Runs of two rows with the same seed."""
-    return [(runs[a][seed], runs[b][seed]) for seed in runs.get(a, {}) if seed in runs.get(b, {})]
+def _agreed(words: str, differences: Sequence[float]) -> Finding:
+    """Whether all are above zero; None where not all have the same sign."""
+    signs = set(np.sign(differences))
+    if len(signs) > 1 or 0.0 in signs:
+        return f"{words}; not alike in all seeds", None
+    return words, signs == {1.0}
 
 
-def _agreed(differences: Sequence[float]) -> bool | None:
-    """Whether all are above zero; None where seeds disagree."""
-    above = {difference > 0 for difference in differences}
-    return above.pop() if len(above) == 1 else None
+def _together(runs: Runs, rows: Sequence[str]) -> list[list[Result]]:
+    """Runs of some rows with the same seed."""
+    seeds = [seed for seed in runs.get(rows[0], {}) if all(seed in runs.get(row, {}) for row in rows)]
+    return [[runs[row][seed] for row in rows] for seed in seeds]
 
 
 def _order(runs: Runs, nu: int, marks: Sequence[int]) -> list[Finding]:
     """What the paper shows, and where FO and HF stand in it."""
     findings: list[Finding] = []
-    for a, b in ((EXACT, PER_FEDAVG), (PER_FEDAVG, FEDAVG), (EXACT, FO), (FO, PER_FEDAVG), (EXACT, HF)):
+    for rows in ((EXACT, PER_FEDAVG, FEDAVG), (EXACT, FO, PER_FEDAVG), (EXACT, HF, PER_FEDAVG)):
         for mark in marks:
-            pairs = [(at_round(x, mark), at_round(y, mark)) for x, y in _in_common(runs, a, b)]
-            if pairs:
-                means = [text(float(mean), ".1f") for mean in np.mean(pairs, axis=0)]
-                words = (
-                    f"after {mark} rounds {label(a, nu)} ({means[0]}) is above {label(b, nu)} ({means[1]})"
-                )
-                findings.append(_by_seed(words, [x - y for x, y in pairs]))
+            levels = [[at_round(run, mark) for run in own] for own in _together(runs, rows)]
+            if levels:
+                means = np.mean(levels, axis=0)
+                named = [f"{label(row, nu)} ({mean:.1f})" for row, mean in zip(rows, means, strict=True)]
+                steps = [float(-np.diff(own).max()) for own in levels]
+                findings.append(_agreed(f"after {mark} rounds {' > '.join(named)}", steps))
     return findings
 
 
 def _leads(runs: Runs, nu: int) -> list[Finding]:
     """The same at equal gradient evaluations."""
     findings: list[Finding] = []
-    for a in (EXACT, FO, HF):
+    for row in (EXACT, FO, HF):
         for price in _PRICES:
-            if pairs := _in_common(runs, a, PER_FEDAVG):
-                leads = [lead(x, y, price) for x, y in pairs]
+            if pairs := _together(runs, (row, PER_FEDAVG)):
+                leads = [lead(ours, theirs, price) for ours, theirs in pairs]
                 words = (
-                    f"at equal gradient evaluations (a Hessian product is {_number(price)}) {label(a, nu)} is "
+                    f"at equal gradient evaluations (a Hessian product is {_number(price)}) {label(row, nu)} is "
                     f"ahead of {label(PER_FEDAVG, nu)}: on average by {np.mean(leads):+.1f} points "
                     f"({min(leads):+.1f} to {max(leads):+.1f})"
                 )
-                findings.append(_by_seed(words, leads))
+                findings.append(_agreed(words, leads))
     return findings
-
-
-def _by_seed(words: str, differences: Sequence[float]) -> Finding:
-    agreed = _agreed(differences)
-    return (words if agreed is not None else f"{words}; seeds disagree", agreed)
 
 
 def _below_the_ceiling(runs: Runs, ceilings: Mapping[int, float], nu: int, rounds: int) -> list[Finding]:
@@ -325,22 +329,26 @@ def _below_the_ceiling(runs: Runs, ceilings: Mapping[int, float], nu: int, round
         f"after {rounds} rounds the best, {label(best, nu)} ({np.mean(list(ends.values())):.1f}), is above "
         f"one's own {MAJORITY} ({level:.1f})"
     )
-    return [_by_seed(words, [end - 100 * ceilings[seed] for seed, end in ends.items()])]
+    return [_agreed(words, [end - 100 * ceilings[seed] for seed, end in ends.items()])]
 
 
 def _as_theirs(
     runs: Runs, nu: int, marks: Sequence[int], theirs: Mapping[str, Sequence[tuple[int, int]]]
 ) -> list[Finding]:
+    """Whether our ranges overlap with theirs, which are in whole points."""
     findings: list[Finding] = []
-    for row in theirs:
-        for mark, (low, high) in zip(marks, theirs[row], strict=True):
-            ours = [at_round(run, mark) for run in runs.get(row, {}).values()]
-            if ours:
-                words = (
-                    f"{label(row, nu)} after {mark} rounds: our seeds ({min(ours):.1f}–{max(ours):.1f}) "
-                    f"overlap with the independent implementation's ({_range((low, high))})"
-                )
-                findings.append((words, min(ours) <= high + 0.5 and max(ours) >= low - 0.5))  # they are whole
+    for row in [row for row in theirs if row in runs]:
+        ours = [[at_round(run, mark) for run in runs[row].values()] for mark in marks]
+        meets = [
+            min(own) <= high + 0.5 and max(own) >= low - 0.5
+            for own, (low, high) in zip(ours, theirs[row], strict=True)
+        ]
+        said = " / ".join(f"{min(own):.1f}–{max(own):.1f}" for own in ours)
+        words = (
+            f"{label(row, nu)} after {_listed(marks)} rounds: our seeds ({said}) overlap with the independent "
+            f"implementation's ({' / '.join(map(_range, theirs[row]))})"
+        )
+        findings.append((words, all(meets)))
     return findings
 
 

@@ -22,6 +22,7 @@ from asyncfed.data.datasets import Pixels
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters
 from asyncfed.problems.layout import Params
+from asyncfed.problems.perceptron import written_out
 from asyncfed.problems.problem import Batch, Problem, problem_factory
 
 
@@ -57,7 +58,8 @@ def classification(
         download=download,
         pixels=pixels,
     )
-    module = build_model(model, data.train.tensors[0].shape[1:], classes)
+    shape = data.train.tensors[0].shape[1:]
+    module = build_model(model, shape, classes)
 
     def logits(x: dict[str, Tensor], images: Tensor) -> Tensor:
         output: Tensor = functional_call(module, x, (images,))
@@ -83,7 +85,7 @@ def classification(
     return Problem(
         name=f"{dataset}-{model}",
         data=data,
-        inner_loss=inner_loss,
+        inner_loss=written_out(inner_loss, module, shape, l2),
         init_inner=init_inner,
         metrics={"loss": sample_loss, "accuracy": correct},
         joint_metrics=lambda x, lam, batch: loss_and_accuracy(logits(x, batch[0]), batch[1]),
