@@ -172,6 +172,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "client_data_from_lists": {"train": [(dataset.x, dataset.y)]},
         "has_test_part": {"name": "digits"},
         "load_dataset": {"name": "digits", "limit": 20},
+        "load_dealt": {"name": "digits", "partition": "iid", "clients": 2, "limit": 20},
         "load_shakespeare": {"root": folder},
         "load_with_test": {"name": "digits", "limit": 20},
         "long_tail": {"dataset": dataset, "largest": 5, "ratio": 0.5},

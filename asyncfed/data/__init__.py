@@ -9,6 +9,7 @@ from asyncfed.data.datasets import (
     load_dataset,
     load_with_test,
 )
+from asyncfed.data.extra_test import load_dealt
 from asyncfed.data.long_tail import long_tail, long_tail_sizes
 from asyncfed.data.partition import (
     IID,
@@ -42,6 +43,7 @@ __all__ = [
     "data_directory",
     "has_test_part",
     "load_dataset",
+    "load_dealt",
     "load_shakespeare",
     "load_with_test",
     "long_tail",

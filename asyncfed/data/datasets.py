@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -121,34 +123,51 @@ def load_dataset(
     limit
         Keep that many samples, drawn without replacement with `seed`, in their original order.
     """
+    found = read_files(name, data_directory(root), download, part)
+    return found.chosen(None if limit is None else limited(name, len(found.y), limit, seed))
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """What the files of a dataset hold, as it stands there: only what is chosen of it becomes float32."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    classes: int
+
+    def chosen(self, rows: npt.NDArray[np.int64] | None) -> Dataset:
+        """The samples of those numbers, scaled; without numbers, all."""
+        x, y = self.x, self.y
+        if rows is not None:
+            index = torch.from_numpy(rows)
+            x, y = x[index], y[index]
+        if self.name in _IMAGES:
+            x = x.to(torch.float32).div_(255.0).sub_(_MEAN).div_(_STD).unsqueeze(1)
+        elif self.name == "cifar10":
+            mean, std = (torch.tensor(of).view(3, 1, 1) for of in (cifar10.MEAN, cifar10.STD))
+            x = x.to(torch.float32).div_(255.0).sub_(mean).div_(std)
+        return Dataset(self.name, x, y, self.classes)
+
+
+def read_files(name: str, root: Path, download: bool, part: str | None) -> Files:
+    """One part of a dataset, unscaled; see `load_dataset`."""
     if name == "digits":
         if part is not None:
             raise DataError(f"dataset 'digits' has no parts, {part!r} was asked for; leave out `part`")
-        x, y, classes = _digits()
-    elif name in _IMAGES:
+        return Files(name, *_digits())
+    if name in _IMAGES:
         files = _IMAGES[name]
         part = part or files.default_part
         if part not in files.stems:
             raise UnknownNameError(f"part of dataset {name!r}", part, files.stems)
-        x, y = _read_images(name, files, part, data_directory(root), download)
-        classes = files.classes
-    elif name == "cifar10":
+        return Files(name, *_read_images(name, files, part, root, download), files.classes)
+    if name == "cifar10":
         part = part or "train"
         if part not in cifar10.PARTS:
             raise UnknownNameError(f"part of dataset {name!r}", part, cifar10.PARTS)
-        x, y = cifar10.read_cifar10(part, data_directory(root), download)
-        classes = cifar10.CLASSES
-    else:
-        raise UnknownNameError("dataset", name, DATASETS)
-    if limit is not None:
-        x, y = _draw(name, x, y, limit, seed)
-    # Only now, so that only what is kept becomes float32.
-    if name in _IMAGES:
-        x = x.to(torch.float32).div_(255.0).sub_(_MEAN).div_(_STD).unsqueeze(1)
-    elif name == "cifar10":
-        mean, std = (torch.tensor(of).view(3, 1, 1) for of in (cifar10.MEAN, cifar10.STD))
-        x = x.to(torch.float32).div_(255.0).sub_(mean).div_(std)
-    return Dataset(name, x, y, classes)
+        return Files(name, *cifar10.read_cifar10(part, root, download), cifar10.CLASSES)
+    raise UnknownNameError("dataset", name, DATASETS)
 
 
 @checked(error=DataError)
@@ -193,15 +212,13 @@ def _digits() -> tuple[Tensor, Tensor, int]:
     return torch.as_tensor(bunch.data / 16.0, dtype=torch.float32), torch.as_tensor(bunch.target).long(), 10
 
 
-def _draw(name: str, x: Tensor, y: Tensor, limit: int, seed: int) -> tuple[Tensor, Tensor]:
-    if not 1 <= limit <= len(y):
+def limited(name: str, samples: int, limit: int, seed: int) -> npt.NDArray[np.int64]:
+    """The numbers of the `limit` samples to keep, in order."""
+    if not 1 <= limit <= samples:
         raise DataError(
-            f"limit is {limit}; dataset {name!r} has {len(y)} samples, so it must lie in 1..{len(y)}"
+            f"limit is {limit}; dataset {name!r} has {samples} samples, so it must lie in 1..{samples}"
         )
-    chosen = Streams(seed).generator("limit").choice(len(y), size=limit, replace=False)
-    chosen.sort()
-    index = torch.from_numpy(chosen)
-    return x[index], y[index]
+    return np.sort(Streams(seed).generator("limit").choice(samples, size=limit, replace=False))
 
 
 def _read_images(

@@ -62,8 +62,12 @@ def dealt(
     streams: Streams,
     fractions: Sequence[float],
     test: Samples | None = None,
+    extra_test: Sequence[IntArray] | None = None,
 ) -> ClientData:
-    """Each client's share of the samples, split; and a test set that stands apart, dealt out evenly."""
+    """Each client's share of the samples, split; and a test set that stands apart, dealt out evenly.
+
+    `extra_test` are more samples for each client, all of them to be tested on, after those of its share.
+    """
     generator = streams.generator("split")
     parts: tuple[list[IntArray], ...] = ([], [], [])
     for client, share in enumerate(shares):
@@ -71,6 +75,8 @@ def dealt(
         pieces = np.split(generator.permutation(share), [train, train + validation])
         for part, piece in zip(parts, pieces, strict=True):
             part.append(np.sort(piece))
+    if extra_test is not None:
+        parts[2][:] = [np.concatenate(both) for both in zip(parts[2], extra_test, strict=True)]
     packed = [_packed(samples, part) for part in parts]
     if test is not None:
         packed[2] = _packed(test, _even_shares(len(test[0]), len(shares), streams))

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
-from asyncfed.checks import NonNegativeFloat, PositiveInt
-from asyncfed.data import load_dataset, parse_partition, partition_data
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
+from asyncfed.data import load_dealt
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters
 from asyncfed.problems.layout import Params
@@ -36,12 +36,25 @@ def classification(
     l2: NonNegativeFloat = 0.0,
     part: str | None = None,
     download: bool = False,
+    extra_test: NonNegativeInt = 0,
 ) -> Problem:
-    """Classify a named dataset; see `load_dataset`, `build_model` and `parse_partition` for the names."""
-    samples = load_dataset(dataset, download=download, part=part, limit=limit, seed=seed)
-    dealer = parse_partition(partition) if isinstance(partition, str) else partition
-    data = partition_data(samples, dealer, clients, seed, fractions)
-    module = build_model(model, samples.x.shape[1:], samples.classes)
+    """Classify a named dataset; see `load_dataset`, `build_model` and `parse_partition` for the names.
+
+    `extra_test` adds that many test images to each client, in its label proportions, from those that nobody
+    holds: see `load_dealt`.
+    """
+    data, classes = load_dealt(
+        dataset,
+        partition,
+        clients,
+        seed,
+        fractions,
+        part=part,
+        limit=limit,
+        extra_test=extra_test,
+        download=download,
+    )
+    module = build_model(model, data.train.tensors[0].shape[1:], classes)
 
     def logits(x: dict[str, Tensor], images: Tensor) -> Tensor:
         output: Tensor = functional_call(module, x, (images,))

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
-from asyncfed.checks import NonNegativeFloat, PositiveInt, Range, checked
-from asyncfed.data import ClientData, load_dataset, parse_partition, partition_data
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
+from asyncfed.data import ClientData, load_dealt
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.errors import UnknownNameError
 from asyncfed.models import (
@@ -64,6 +64,7 @@ def personalized_classification(
     outer_l2: OuterL2 = 0.0,
     part: str | None = None,
     download: bool = False,
+    extra_test: NonNegativeInt = 0,
 ) -> Problem:
     """Classify a named dataset, every client in its own way; see `classification` for the other arguments.
 
@@ -76,14 +77,23 @@ def personalized_classification(
     outer_l2
         γ for every part of the outer variable, or for some of them by name: {"ensemble": 0.01}.
     """
-    samples = load_dataset(dataset, download=download, part=part, limit=limit, seed=seed)
-    dealer = parse_partition(partition) if isinstance(partition, str) else partition
-    module = build_model(model, samples.x.shape[1:], samples.classes)
+    data, classes = load_dealt(
+        dataset,
+        partition,
+        clients,
+        seed,
+        fractions,
+        part=part,
+        limit=limit,
+        extra_test=extra_test,
+        download=download,
+    )
+    module = build_model(model, data.train.tensors[0].shape[1:], classes)
     return personalized(
         f"{dataset}-{model}",
-        partition_data(samples, dealer, clients, seed, fractions),
+        data,
         module,
-        samples.classes,
+        classes,
         personalize=personalize,
         components=components,
         l2=l2,
