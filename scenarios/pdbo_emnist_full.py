@@ -12,7 +12,8 @@ from collections.abc import Mapping
 
 from asyncfed import Result, Study, Summary
 from asyncfed.problems import Problem, personalized_classification
-from scenarios._personalization import ROWS, Scale, networks_of, parts, summarise
+from scenarios._personalization import ROWS, Scale, networks_of, parts
+from scenarios._personalization_summary import summarise
 from scenarios.pdbo_emnist import PAPER
 
 
@@ -58,4 +59,6 @@ def study(
     def summary(results: Mapping[str, Result]) -> Summary:
         return summarise(results, PAPER, "Personalization in the setting of the paper")
 
-    return Study("pdbo_emnist_full", parts(ROWS, networks_of(network), problem, scale), summary)
+    return Study(
+        "pdbo_emnist_full", parts(ROWS, networks_of(network), problem, scale), summary, save_final=True
+    )

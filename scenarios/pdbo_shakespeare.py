@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from asyncfed import Result, Study, Summary
 from asyncfed.problems import Problem, personalized_characters
-from scenarios._personalization import ROWS, Scale, networks_of, parts, summarise
+from scenarios._personalization import ROWS, Scale, networks_of, parts
+from scenarios._personalization_summary import summarise
 
 PAPER = {
     "StoD": {
@@ -66,4 +67,6 @@ def study(
         )
         return summarise(results, PAPER, "Next characters", (note,))
 
-    return Study("pdbo_shakespeare", parts(ROWS, networks_of(network), problem, scale), summary)
+    return Study(
+        "pdbo_shakespeare", parts(ROWS, networks_of(network), problem, scale), summary, save_final=True
+    )
