@@ -9,11 +9,8 @@ CPU).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -21,7 +18,7 @@ from asyncfed.data import load_dealt
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, Problem, problem_factory
+from asyncfed.problems.problem import Batch, Network, Problem, problem_factory
 
 
 @problem_factory
@@ -55,24 +52,10 @@ def classification(
         download=download,
     )
     module = build_model(model, data.train.tensors[0].shape[1:], classes)
+    network = Network(module, lambda logits, lam, batch: cross_entropies(logits, batch[1]).mean(), l2=l2)
 
-    def logits(x: dict[str, Tensor], images: Tensor) -> Tensor:
-        output: Tensor = functional_call(module, x, (images,))
-        return output
-
-    def inner_loss(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
-        images, labels = batch
-        loss = cross_entropies(logits(x, images), labels).mean()
-        return loss + half_square(x, l2) if l2 else loss
-
-    def sample_loss(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
-        images, labels = batch
-        return cross_entropies(logits(x, images), labels)
-
-    def correct(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
-        images, labels = batch
-        output = logits(x, images)
-        return (output.argmax(-1) == labels).to(output.dtype)
+    def measured(x: dict[str, Tensor], lam: Params, batch: Batch) -> dict[str, Tensor]:
+        return loss_and_accuracy(network.outputs(x, batch[0]), batch[1])
 
     def init_inner(generator: torch.Generator) -> Params:
         return initial_parameters(module, generator)
@@ -80,10 +63,13 @@ def classification(
     return Problem(
         name=f"{dataset}-{model}",
         data=data,
-        inner_loss=inner_loss,
+        network=network,
         init_inner=init_inner,
-        metrics={"loss": sample_loss, "accuracy": correct},
-        joint_metrics=lambda x, lam, batch: loss_and_accuracy(logits(x, batch[0]), batch[1]),
+        metrics={
+            "loss": lambda x, lam, batch: measured(x, lam, batch)["loss"],
+            "accuracy": lambda x, lam, batch: measured(x, lam, batch)["accuracy"],
+        },
+        joint_metrics=measured,
         vectorize=not has_convolutions(module),
     )
 
@@ -104,8 +90,3 @@ def loss_and_accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         "loss": cross_entropies(logits, labels),
         "accuracy": (logits.argmax(-1) == labels).to(logits.dtype),
     }
-
-
-def half_square(x: Mapping[str, Tensor], rate: float) -> Tensor:
-    """The penalty (rate/2)‖x‖² over all the tensors of x."""
-    return (rate / 2) * torch.stack([tensor.square().sum() for tensor in x.values()]).sum()

@@ -39,6 +39,7 @@ from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.problem import Batch, Level, Problem, no_outer
 from asyncfed.problems.replay import Replay
 from asyncfed.problems.threads import WORTH_SHARING
+from asyncfed.problems.written_out import WrittenOut
 
 Kernel = Callable[..., tuple[Params, ...]]
 Scale = float | Tensor
@@ -59,6 +60,7 @@ class Derivatives:
         self.problem = problem
         self.inner = layout_inner
         self.outer = layout_outer
+        self._written_out = WrittenOut.of(problem, layout_inner, layout_outer)
         self._kernels = {name: self._lifted(kernel) for name, kernel in _kernels(problem).items()}
         inner_loss, outer_loss = (
             f"the {level} loss of problem {problem.name!r}" for level in ("inner", "outer")
@@ -89,6 +91,7 @@ class Derivatives:
             outer_loss=lambda x, lam, batch: loss(x, batch),
             init_outer=no_outer,
             stages=None,
+            network=None,
             mixture=None,
             metrics={},
             joint_metrics=None,
@@ -106,6 +109,7 @@ class Derivatives:
             outer_loss=mixture.loss,
             init_outer=no_outer,
             stages=None,
+            network=None,
             mixture=None,
             metrics={},
             joint_metrics=None,
@@ -230,7 +234,10 @@ class Derivatives:
         the compiler and sympy at its first gradient (85 MB and two seconds, in every actor).
 
         Nothing is replayed here, so nobody notices a loss that is no pure function: it is called as it is.
+        A network of layers is written out, which is faster still.
         """
+        if self._written_out is not None:
+            return self._written_out.gradients("inner", x, lam, batch, (out, scale), None)
         params, leaves = self.inner.leaves_one(x)
         with torch.enable_grad():
             if moved is None or self.problem.buffers is None:
@@ -342,6 +349,13 @@ class Derivatives:
         """One client's, by plain autograd, as `_own_gradient`: for each direction in turn the derivatives
         that `outputs` has room for, in x or in lam or both.
         """
+        if self._written_out is not None:
+            by_x, by_lam = (
+                [(out, scale) for layout, out, scale in outputs if layout is wanted]
+                for wanted in (self.inner, self.outer)
+            )
+            self._written_out.second(x, lam, batch, directions, by_x, by_lam)
+            return
         inner, inner_leaves = self.inner.leaves_one(x)
         outer, outer_leaves = self.outer.leaves_one(lam)
         each = len(outputs) // len(directions)
@@ -393,6 +407,10 @@ class Derivatives:
         if self.problem.vectorize and len(x) > 1:
             outputs = ((self.inner, by_x, None), (self.outer, by_lam, None), (_SCALAR, value, None))
             self._run("outer_gradients", (x, lam, batch), outputs)
+        elif self._written_out is not None:
+            for i in range(len(x)):
+                rows = (by_x[i], None), (by_lam[i], None)
+                value[i, 0] = self._written_out.gradients("outer", x[i], lam[i], _row(batch, i), *rows)
         else:
             for i in range(len(x)):
                 inner, inner_leaves = self.inner.leaves_one(x[i])
@@ -430,6 +448,11 @@ class Derivatives:
             self._run(f"outer_gradient_{by}", (x, lam, batch), outputs)
             return gradient, loss[:, 0]
         for i in range(len(x)):
+            if self._written_out is not None:
+                row = gradient[i], scale[i, 0] if isinstance(scale, Tensor) else scale
+                rows = (row, None) if by == "inner" else (None, row)
+                loss[i, 0] = self._written_out.gradients("outer", x[i], lam[i], _row(batch, i), *rows)
+                continue
             inner, inner_leaves = self.inner.leaves_one(x[i])
             outer, outer_leaves = self.outer.leaves_one(lam[i])
             with torch.enable_grad():

@@ -27,10 +27,10 @@ from asyncfed.models import (
     outputs,
     split_layers,
 )
-from asyncfed.problems.classification import cross_entropies, half_square, loss_and_accuracy
+from asyncfed.problems.classification import cross_entropies, loss_and_accuracy
 from asyncfed.problems.held_out import deal
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, Problem, Stages, problem_factory
+from asyncfed.problems.problem import Batch, Problem, Stages, half_square, problem_factory
 
 
 @problem_factory

@@ -23,7 +23,6 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
@@ -36,11 +35,18 @@ from asyncfed.models import (
     has_convolutions,
     initial_parameters,
     stacked_initial_parameters,
-    stacked_outputs,
 )
-from asyncfed.problems.classification import cross_entropies, half_square
+from asyncfed.problems.classification import cross_entropies
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, Mixture, OuterSplit, Problem, problem_factory
+from asyncfed.problems.problem import (
+    Batch,
+    Mixture,
+    Network,
+    OuterSplit,
+    Problem,
+    half_square,
+    problem_factory,
+)
 
 _PARTS = {"none": (), "da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}
 
@@ -124,42 +130,39 @@ def personalized(
     rates = _outer_rates(kind, outer_l2)
     ensemble = "ensemble" in parts
 
-    def logits(x: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """(B, C) of a single model, (K, B, C) of an ensemble."""
-        if ensemble:
-            return stacked_outputs(module, x, inputs)
-        output: Tensor = functional_call(module, x, (inputs,))
-        return output
+    def sample_losses(logits: Tensor, lam: dict[str, Tensor], labels: Tensor) -> Tensor:
+        each = cross_entropies(logits, labels)
+        return -log_mixture(-each, lam["ensemble"]) if ensemble else each
+
+    def inner(logits: Tensor, lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        each = sample_losses(logits, lam, batch[1])
+        if "labels" in parts:
+            each = label_weights(lam["labels"]).gather(0, batch[1]) * each
+        return each.mean()
+
+    def outer(logits: Tensor, lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        loss = sample_losses(logits, lam, batch[1]).mean()
+        for part, rate in rates.items():
+            loss = loss + half_square({part: lam[part]}, rate)
+        return loss
+
+    network = Network(module, inner, outer, copies=components if ensemble else None, l2=l2)
 
     def model_losses(x: dict[str, Tensor], batch: Batch) -> Tensor:
-        inputs, labels = batch
-        return cross_entropies(logits(x, inputs), labels)
+        return cross_entropies(network.outputs(x, batch[0]), batch[1])
 
     def penalty(x: dict[str, Tensor]) -> Tensor:
         return half_square(x, l2)
 
     def sample_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        each = model_losses(x, batch)
-        return -log_mixture(-each, lam["ensemble"]) if ensemble else each
+        return sample_losses(network.outputs(x, batch[0]), lam, batch[1])
 
     def correct(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
         inputs, labels = batch
-        output = logits(x, inputs)
+        output = network.outputs(x, inputs)
         if ensemble:
             output = log_mixture(log_softmax(output, -1), lam["ensemble"])
         return (output.argmax(-1) == labels).to(output.dtype)
-
-    def inner_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        each = sample_loss(x, lam, batch)
-        if "labels" in parts:
-            each = label_weights(lam["labels"]).gather(0, batch[1]) * each
-        return each.mean() + penalty(x) if l2 else each.mean()
-
-    def outer_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        loss = sample_loss(x, lam, batch).mean()
-        for part, rate in rates.items():
-            loss = loss + half_square({part: lam[part]}, rate)
-        return loss
 
     def init_inner(generator: torch.Generator) -> Params:
         if ensemble:
@@ -172,8 +175,7 @@ def personalized(
     return Problem(
         name=f"{name}-{kind}",
         data=data,
-        inner_loss=inner_loss,
-        outer_loss=outer_loss,
+        network=network,
         init_inner=init_inner,
         init_outer=init_outer,
         outer_split=outer_split,
