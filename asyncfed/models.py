@@ -26,12 +26,18 @@ from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.room import require_room
 
 MODELS = ("logistic", "mlp", "cnn", "lenet")
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "softplus": nn.Softplus,
+}
 Width = Annotated[int, Range(1, 10**7)]
 ModelName = Annotated[
     str,
     Words(
-        "the name of a model: 'logistic', 'mlp:200,100' (hidden sizes), 'cnn', 'cnn:8,16,512' (widths) "
-        "or 'lenet'"
+        "the name of a model: 'logistic', 'mlp:200,100' (hidden sizes), 'mlp:200,100:tanh' (another "
+        "activation than ReLU), 'cnn', 'cnn:8,16,512' (widths) or 'lenet'"
     ),
 ]
 
@@ -43,8 +49,12 @@ def logistic_regression(inputs: Width, classes: Width) -> nn.Module:
 
 
 @checked
-def mlp(sizes: Sequence[Width]) -> nn.Module:
-    """A ReLU network of the given sizes, inputs and outputs included: layers `hidden1`, …, `head`."""
+def mlp(sizes: Sequence[Width], activation: str = "relu") -> nn.Module:
+    """A network of the given sizes, inputs and outputs included: layers `hidden1`, …, `head`, and after each
+    but the last the activation "relu", "tanh", "gelu" or "softplus".
+    """
+    if activation not in ACTIVATIONS:
+        raise UnknownNameError("activation", activation, ACTIVATIONS)
     if len(sizes) < 2:
         raise ScenarioError(
             f"an mlp of sizes {list(sizes)} cannot be built; give inputs, hidden sizes and outputs"
@@ -55,7 +65,7 @@ def mlp(sizes: Sequence[Width]) -> nn.Module:
     with borrowed_random_state(0):
         for number, (fan_in, fan_out) in enumerate(pairwise(sizes[:-1]), start=1):
             layers[f"hidden{number}"] = nn.Linear(fan_in, fan_out)
-            layers[f"relu{number}"] = nn.ReLU()
+            layers[f"{activation}{number}"] = ACTIVATIONS[activation]()
         layers["head"] = nn.Linear(sizes[-2], sizes[-1])
     return nn.Sequential(layers)
 
@@ -214,30 +224,35 @@ def char_lstm(
 
 @checked
 def build_model(spec: ModelName, inputs: Width | Sequence[Width], classes: Width) -> nn.Module:
-    """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes), "cnn" (the one
-    of PDBO's EMNIST experiment), "cnn:8,16,512" (other widths, see `cnn`) or "lenet".
+    """The model that a short text names: "logistic", "mlp:200", "mlp:200,100" (hidden sizes),
+    "mlp:80,60:tanh" (an activation other than ReLU: "tanh", "gelu" or "softplus"), "cnn" (the one of PDBO's
+    EMNIST experiment), "cnn:8,16,512" (other widths, see `cnn`) or "lenet".
 
     `inputs` is the shape of one sample, or the number of its features.
     """
-    kind, colon, value = spec.partition(":")
+    kind, *values = spec.split(":")
     shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
     if kind not in MODELS:
         raise UnknownNameError("model", kind, MODELS)
-    if (kind == "mlp" and not value) or (colon and (not value or kind in ("logistic", "lenet"))):
+    fewest, most = {"mlp": (1, 2), "cnn": (0, 1)}.get(kind, (0, 0))
+    if not fewest <= len(values) <= most or not all(values):
         raise ScenarioError(
-            f"model {spec!r}: sizes go with mlp, which needs them, and with cnn, which may have them; "
-            "write 'logistic', 'mlp:200,100', 'cnn', 'cnn:8,16,512' or 'lenet'"
+            f"model {spec!r}: sizes go with mlp, which needs them, and with cnn, which may have them, and an "
+            "activation with mlp alone; write 'logistic', 'mlp:200,100', 'mlp:200,100:tanh', 'cnn', "
+            "'cnn:8,16,512' or 'lenet'"
         )
-    try:
-        widths = [int(size) for size in value.split(",")] if value else []
-    except ValueError as error:
-        example = "mlp:200,100" if kind == "mlp" else "cnn:8,16,512"
-        raise ScenarioError(f"model {spec!r}: {value!r} is not a list of sizes; write {example!r}") from error
-    if kind == "cnn":
-        return cnn(shape, classes, widths) if widths else cnn(shape, classes)
     if kind == "lenet":
         return lenet(shape, classes)
-    return mlp([math.prod(shape), *widths, classes])
+    try:
+        widths = [int(size) for size in values[0].split(",")] if values else []
+    except ValueError as error:
+        example = "mlp:200,100" if kind == "mlp" else "cnn:8,16,512"
+        raise ScenarioError(
+            f"model {spec!r}: {values[0]!r} is not a list of sizes; write {example!r}"
+        ) from error
+    if kind == "cnn":
+        return cnn(shape, classes, widths) if widths else cnn(shape, classes)
+    return mlp([math.prod(shape), *widths, classes], *values[1:])
 
 
 def initial_parameters(module: nn.Module, generator: torch.Generator) -> dict[str, Tensor]:
@@ -316,7 +331,7 @@ def outputs(module: nn.Module, parameters: Mapping[str, Tensor], inputs: Tensor)
 
 
 def _is_perceptron(module: nn.Module) -> bool:
-    plain = (nn.Flatten, nn.Linear, nn.ReLU)
+    plain = (nn.Flatten, nn.Linear, *ACTIVATIONS.values())
     return isinstance(module, nn.Sequential) and all(
         isinstance(layer, plain) and getattr(layer, "bias", True) is not None for layer in module
     )

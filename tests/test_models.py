@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch.func import functional_call
+from torch.func import functional_call, grad, vmap
 
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.models import (
+    ACTIVATIONS,
     LSTM,
     build_model,
     char_lstm,
@@ -48,6 +50,7 @@ def test_models_have_the_sizes_of_the_papers() -> None:
         ("logistic", (64,)),
         ("mlp:20", (1, 28, 28)),
         ("mlp:20,10", (3, 5)),
+        ("mlp:20,10:softplus", (3, 5)),
         ("cnn", (1, 28, 28)),
         ("cnn:3,4,5", (1, 28, 28)),
         ("cnn:3,4,5", (3, 32, 32)),
@@ -68,11 +71,60 @@ def test_layers_carry_names() -> None:
     assert [name for name, _ in logistic_regression(4, 2).named_parameters()] == ["head.weight", "head.bias"]
 
 
-def test_an_mlp_is_relu_between_affine_maps() -> None:
-    module = mlp([3, 4, 2])
-    p, x = dict(module.named_parameters()), torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    hidden = (x @ p["hidden1.weight"].T + p["hidden1.bias"]).clamp(min=0)
-    torch.testing.assert_close(module(x), hidden @ p["head.weight"].T + p["head.bias"])
+BY_HAND: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": lambda z: z.clamp(min=0),
+    "tanh": lambda z: 1 - 2 / ((2 * z).exp() + 1),
+    "gelu": lambda z: z * (1 + (z / math.sqrt(2)).erf()) / 2,
+    "softplus": lambda z: (1 + z.exp()).log(),
+}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_an_mlp_is_an_activation_between_affine_maps(activation: str) -> None:
+    module = mlp([3, 4, 5, 2], activation).double()
+    p = dict(module.named_parameters())
+    assert list(p) == [f"{layer}.{k}" for layer in ("hidden1", "hidden2", "head") for k in ("weight", "bias")]
+    x = 4 * torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = x
+    for layer in ("hidden1", "hidden2"):
+        values = BY_HAND[activation](values @ p[f"{layer}.weight"].T + p[f"{layer}.bias"])
+    expected = values @ p["head.weight"].T + p["head.bias"]
+    torch.testing.assert_close(module(x), expected)
+    torch.testing.assert_close(outputs(module, p, x), expected)
+    named = build_model("mlp:4,5" if activation == "relu" else f"mlp:4,5:{activation}", 3, 2)
+    assert str(named) == str(module)
+
+
+@pytest.mark.parametrize("activation", ["tanh", "gelu", "softplus"])
+def test_a_smooth_mlp_written_out_has_the_second_derivatives_of_the_module(activation: str) -> None:
+    module = mlp([3, 4, 2], activation).double()
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 3, generator=g, dtype=torch.float64)
+    p = {name: torch.randn(3, *v.shape, generator=g).double() for name, v in module.named_parameters()}
+    u = {name: torch.randn(v.shape, generator=g).double() for name, v in p.items()}
+
+    def gradient(own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return grad(lambda w: outputs(module, w, x).square().mean())(own)
+
+    def product(own: dict[str, torch.Tensor], along: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return grad(
+            lambda w: torch.stack([(v * along[name]).sum() for name, v in gradient(w).items()]).sum()
+        )(own)
+
+    products = vmap(product)(p, u)
+    for client in range(3):
+        own, along = ({name: v[client] for name, v in of.items()} for of in (p, u))
+
+        def plain(shift: float, own: dict = own, along: dict = along) -> dict[str, torch.Tensor]:
+            at = {name: (own[name] + shift * along[name]).requires_grad_() for name in own}
+            loss = functional_call(module, at, (x,)).square().mean()
+            return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
+
+        ahead, behind = plain(1e-6), plain(-1e-6)
+        for name, found in products.items():
+            torch.testing.assert_close(
+                found[client], (ahead[name] - behind[name]) / 2e-6, rtol=1e-5, atol=1e-7
+            )
 
 
 def test_the_cnn_of_the_paper_is_one_of_certain_widths() -> None:
@@ -227,10 +279,11 @@ def test_an_lstm_begins_like_torchs() -> None:
     [
         (logistic_regression(6, 3), torch.linspace(-1, 1, 30).view(5, 2, 3)),
         (mlp([6, 4, 5, 3]), torch.linspace(-1, 1, 30).view(5, 2, 3)),
+        (mlp([6, 4, 5, 3], "gelu"), torch.linspace(-1, 1, 30).view(5, 2, 3)),
         (emnist_cnn(7), torch.linspace(-1, 1, 2 * 784).view(2, 1, 28, 28)),
         (char_lstm(6, hidden=4), torch.arange(20).view(4, 5) % 6),
     ],
-    ids=["logistic", "mlp", "cnn", "lstm"],
+    ids=["logistic", "mlp", "gelu", "cnn", "lstm"],
 )
 def test_stacked_models_give_what_each_gives_alone(module: torch.nn.Module, inputs: torch.Tensor) -> None:
     parameters = stacked_initial_parameters(module, 3, torch.Generator().manual_seed(0))
@@ -260,9 +313,20 @@ def test_models_that_cannot_be_built_are_refused() -> None:
         build_model("cnn:8,0,512", (1, 28, 28), 10)
     with pytest.raises(ScenarioError, match=r"\(1, 28, 28\) or \(3, 32, 32\), .* have \(1, 32, 32\)"):
         build_model("lenet", (1, 32, 32), 10)
-    for spec in ("mlp", "mlp:", "logistic:3", "lenet:", "cnn:"):
+    for spec in (
+        "mlp",
+        "mlp:",
+        "mlp:3:",
+        "mlp:3:tanh:x",
+        "logistic:3",
+        "lenet:",
+        "cnn:",
+        "cnn:8,16,512:tanh",
+    ):
         with pytest.raises(ScenarioError, match="sizes go with mlp, which needs them, and with cnn"):
             build_model(spec, (1, 28, 28), 2)
+    with pytest.raises(UnknownNameError, match=r"unknown activation 'tnh'; did you mean 'tanh'.* softplus"):
+        build_model("mlp:3:tnh", 4, 2)
     for spec, example in (("mlp:a,b", "mlp:200,100"), ("cnn:a,b", "cnn:8,16,512")):
         with pytest.raises(ScenarioError, match=f"'a,b' is not a list of sizes; write '{example}'"):
             build_model(spec, (1, 28, 28), 2)

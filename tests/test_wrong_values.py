@@ -29,6 +29,7 @@ import asyncfed
 import topologies
 from asyncfed import AsyncfedError, Scenario, Study, Summary, data, models, network, problems, protocols
 from asyncfed.data import IID, Dataset, client_data_from_lists
+from asyncfed.mobilenet import mobilenet_v2
 from asyncfed.network import Uniform, exact_expectations
 from asyncfed.network.links import compile_network
 from asyncfed.options import Options
@@ -81,6 +82,7 @@ NOT_MADE_BY_HAND = {
     ),
     *("Attendance", "Expectations", "Knowledge", "Recipe"),  # plain records between parts of the network
     *("Partition", "Presence", "Timing", "Weights", "Params", "DATASETS"),  # names of types and of datasets
+    *("CIFAR100_CLASSES", "CIFAR100_SUPERCLASSES"),
     *("problem_factory", "recipe_type"),  # decorators, checked where they are used
 }
 LONG_BUT_RIGHT = {("hypergradient", "rounds"): 10**9}
@@ -97,6 +99,7 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield f"{module.__name__}.{name}", thing
     for name in ("mlp", "cnn", "lenet", "emnist_cnn", "char_lstm", "logistic_regression", "build_model"):
         yield f"asyncfed.models.{name}", getattr(models, name)
+    yield "asyncfed.mobilenet.mobilenet_v2", mobilenet_v2
     for name, thing in registered().items():
         if thing not in seen:
             yield f"registered {name}", thing
@@ -210,6 +213,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "shared_hypergradient": {"problem": tilted, "lam": torch.zeros(1, dtype=torch.float64)},
         "shared_solution": {"problem": tilted},
         "mlp": {"sizes": [2, 3, 2]},
+        "mobilenet_v2": {"classes": 2, "width": 0.1},
         "char_lstm": {"hidden": 4},
         "logistic_regression": {"inputs": 2, "classes": 2},
         "build_model": {"spec": "logistic", "inputs": 3, "classes": 2},

@@ -17,6 +17,8 @@ from asyncfed.data.partition import (
     DirichletOverClasses,
     DirichletOverClients,
     LabelShards,
+    OverlappingDirichlet,
+    Pachinko,
     Partition,
     parse_partition,
 )
@@ -24,8 +26,11 @@ from asyncfed.data.shakespeare import Shakespeare, load_shakespeare
 from asyncfed.data.shards import ClientData, ClientShards, client_data_from_lists
 from asyncfed.data.sources import client_data
 from asyncfed.data.split import partition_data
+from asyncfed.data.superclasses import CIFAR100_CLASSES, CIFAR100_SUPERCLASSES
 
 __all__ = [
+    "CIFAR100_CLASSES",
+    "CIFAR100_SUPERCLASSES",
     "DATASETS",
     "IID",
     "Bootstrap",
@@ -35,6 +40,8 @@ __all__ = [
     "DirichletOverClasses",
     "DirichletOverClients",
     "LabelShards",
+    "OverlappingDirichlet",
+    "Pachinko",
     "Partition",
     "Shakespeare",
     "class_counts",

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.checks import PathLike, PositiveInt, Range, checked
-from asyncfed.data import cifar10
+from asyncfed.data.cifar import CIFARS
 from asyncfed.data.torchvision_import import download_into, import_torchvision
 from asyncfed.errors import DataError, UnknownNameError
 from asyncfed.rng import Streams
@@ -82,7 +82,7 @@ _IMAGES = {
         options={"split": "byclass"},
     ),
 }
-DATASETS = ("digits", *_IMAGES, "cifar10")
+DATASETS = ("digits", *_IMAGES, *CIFARS)
 
 
 @checked(error=DataError)
@@ -111,7 +111,8 @@ def load_dataset(
         "mnist": (N, 1, 28, 28), normalised with mean 0.1307 and standard deviation 0.3081.
         "emnist": EMNIST byclass, 62 classes, like mnist; the images are turned upright (the files hold them
         transposed).
-        "cifar10": (N, 3, 32, 32), each colour normalised with its own mean and deviation.
+        "cifar10", "cifar100": (N, 3, 32, 32), each colour normalised with its own mean and deviation. The
+        labels of cifar100 are the 100 fine ones; `CIFAR100_SUPERCLASSES` has the coarse one of each.
     root
         Data directory; see `data_directory`.
     download
@@ -119,7 +120,8 @@ def load_dataset(
     part
         "train" or "test". By default the training part of mnist (60,000) and the test part of emnist
         (116,323, which is more than the tenth of EMNIST that the experiments of the papers use; the training
-        part has 697,932), and the training part of cifar10 (50,000).
+        part has 697,932), and the training part of cifar10 and cifar100 (50,000); of these two "all" is the
+        training images followed by the 10,000 for testing, which some experiments deal out together.
     limit
         Keep that many samples, drawn without replacement with `seed`, in their original order.
     """
@@ -144,9 +146,8 @@ class Files:
             x, y = x[index], y[index]
         if self.name in _IMAGES:
             x = x.to(torch.float32).div_(255.0).sub_(_MEAN).div_(_STD).unsqueeze(1)
-        elif self.name == "cifar10":
-            mean, std = (torch.tensor(of).view(3, 1, 1) for of in (cifar10.MEAN, cifar10.STD))
-            x = x.to(torch.float32).div_(255.0).sub_(mean).div_(std)
+        elif self.name in CIFARS:
+            x = CIFARS[self.name].scaled(x)
         return Dataset(self.name, x, y, self.classes)
 
 
@@ -162,11 +163,11 @@ def read_files(name: str, root: Path, download: bool, part: str | None) -> Files
         if part not in files.stems:
             raise UnknownNameError(f"part of dataset {name!r}", part, files.stems)
         return Files(name, *_read_images(name, files, part, root, download), files.classes)
-    if name == "cifar10":
-        part = part or "train"
-        if part not in cifar10.PARTS:
-            raise UnknownNameError(f"part of dataset {name!r}", part, cifar10.PARTS)
-        return Files(name, *cifar10.read_cifar10(part, root, download), cifar10.CLASSES)
+    if name in CIFARS:
+        batches, part = CIFARS[name], part or "train"
+        if part not in batches.parts:
+            raise UnknownNameError(f"part of dataset {name!r}", part, batches.parts)
+        return Files(name, *batches.read(part, root, download), batches.classes)
     raise UnknownNameError("dataset", name, DATASETS)
 
 

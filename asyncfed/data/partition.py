@@ -1,21 +1,22 @@
 """Who gets which sample: partitions of labelled samples over clients.
 
 A partition is a small frozen value with one method, `split`: labels in, one sorted array of sample numbers
-per client out, none empty and (but for `Bootstrap`) disjoint. All randomness comes from the stream
-"partition" of the seed; a redraw (Dirichlet partitions can leave a client with nothing) is the next row of
-that stream, so it moves nothing else.
+per client out, none empty and (but for `OverlappingDirichlet` and `Bootstrap`) disjoint. All randomness
+comes from the stream "partition" of the seed; a redraw (Dirichlet partitions can leave a client with nothing)
+is the next row of that stream, so it moves nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from asyncfed.checks import PositiveFloat, PositiveInt, checked, fitting
+from asyncfed.checks import NonNegativeInt, PositiveFloat, PositiveInt, checked, fitting
+from asyncfed.data.superclasses import CIFAR100_SUPERCLASSES
 from asyncfed.errors import DataError, UnknownNameError
 from asyncfed.registry import register
 from asyncfed.rng import Streams
@@ -23,6 +24,7 @@ from asyncfed.rng import Streams
 IntArray = npt.NDArray[np.int64]
 _ATTEMPTS = 100
 _MOST_SAMPLES = 2**28
+_EMNIST_CLASSES = 62  # more than any named dataset but CIFAR-100 has
 
 
 @runtime_checkable
@@ -122,21 +124,93 @@ class DirichletOverClasses:
     samples: PositiveInt | None = None
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
-        _check_clients(len(labels), clients, self.samples or 1)
-        generator = streams.generator("partition")
-        queues = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-        left = np.array([len(queue) for queue in queues])
-        each, over = (self.samples, 0) if self.samples is not None else divmod(len(labels), clients)
-        shares: list[IntArray] = [np.empty(0, dtype=np.int64)] * clients
-        for place, client in enumerate(generator.permutation(clients)):
-            wish = generator.dirichlet(np.full(len(queues), self.alpha))
-            taken = _take(wish, left, each + (place < over), generator)
-            picked = [
-                queue[have - take : have] for queue, have, take in zip(queues, left, taken, strict=True)
-            ]
-            left -= taken
-            shares[client] = np.sort(np.concatenate(picked))
-        return shares
+        def hand(left: IntArray, amount: int, generator: np.random.Generator) -> IntArray:
+            return _take(generator.dirichlet(np.full(len(left), self.alpha)), left, amount, generator)
+
+        return _served_in_turn(labels, clients, self.samples, streams, hand)
+
+
+@register("partition")
+@dataclass(frozen=True)
+class Pachinko:
+    """Two stages: every client draws a distribution over coarse labels from Dirichlet(alpha), for each of
+    these one over its fine labels from Dirichlet(beta), and its samples from them, without replacement.
+
+    Pachinko allocation (Li and McCallum 2006) as Reddi et al. (2021) made CIFAR-100 a federated dataset with
+    it, and PDBO's experiments, with 0.4 and 10. Clients are served in a random order, as those of
+    `DirichletOverClasses` are. Where a fine label has run out, others of the same coarse one are drawn
+    instead; where all of these have, another coarse label.
+
+    Parameters
+    ----------
+    samples
+        How many each client gets; None deals out everything, in sizes that differ by at most one.
+    coarse
+        The coarse label of each fine label 0, 1, …; None for those of CIFAR-100.
+    """
+
+    alpha: PositiveFloat
+    beta: PositiveFloat
+    samples: PositiveInt | None = None
+    coarse: Sequence[NonNegativeInt] | None = None
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        fine = np.unique(labels)
+        over = self._coarse_of(fine)
+        groups = [np.flatnonzero(over == label) for label in np.unique(over)]
+
+        def hand(left: IntArray, amount: int, generator: np.random.Generator) -> IntArray:
+            of_groups = np.array([left[group].sum() for group in groups])
+            wish = generator.dirichlet(np.full(len(groups), self.alpha))
+            taken = np.zeros_like(left)
+            for group, number in zip(groups, _take(wish, of_groups, amount, generator), strict=True):
+                within = generator.dirichlet(np.full(len(group), self.beta))
+                taken[group] = _take(within, left[group], int(number), generator)
+            return taken
+
+        return _served_in_turn(labels, clients, self.samples, streams, hand)
+
+    def _coarse_of(self, fine: npt.NDArray[Any]) -> IntArray:
+        """The coarse labels of the fine ones that occur."""
+        largest = int(fine[-1]) if len(fine) else 0
+        if self.coarse is None:
+            _require(
+                _EMNIST_CLASSES <= largest < len(CIFAR100_SUPERCLASSES),
+                f"the labels go up to {largest}, so they are not those of CIFAR-100, whose coarse labels "
+                "Pachinko uses unless told; give it `coarse`, the coarse label of each label",
+            )
+        else:
+            _require(
+                largest < len(self.coarse),
+                f"Pachinko: coarse has {len(self.coarse)} values, and the labels go up to {largest}; give "
+                f"the coarse label of each of the labels 0 to {largest}",
+            )
+        table = CIFAR100_SUPERCLASSES if self.coarse is None else self.coarse
+        return np.array(table, dtype=np.int64)[fine.astype(np.int64)]
+
+
+def _served_in_turn(
+    labels: npt.NDArray[Any],
+    clients: int,
+    samples: int | None,
+    streams: Streams,
+    hand: Callable[[IntArray, int, np.random.Generator], IntArray],
+) -> list[IntArray]:
+    """Clients in a random order take samples off a pile; `hand` says how many of each label one takes, given
+    what is left and how many in all.
+    """
+    _check_clients(len(labels), clients, samples or 1)
+    generator = streams.generator("partition")
+    queues = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    left = np.array([len(queue) for queue in queues])
+    each, over = (samples, 0) if samples is not None else divmod(len(labels), clients)
+    shares: list[IntArray] = [np.empty(0, dtype=np.int64)] * clients
+    for place, client in enumerate(generator.permutation(clients)):
+        taken = hand(left, each + (place < over), generator)
+        picked = [queue[have - take : have] for queue, have, take in zip(queues, left, taken, strict=True)]
+        left -= taken
+        shares[client] = np.sort(np.concatenate(picked))
+    return shares
 
 
 def _take(
@@ -153,13 +227,43 @@ def _take(
     return taken
 
 
-_TEXTS: dict[str, Callable[[str], Partition]] = {
-    "iid": lambda value: IID(),
-    "shards": lambda value: LabelShards(int(value or 2)),
-    "dirichlet": lambda value: DirichletOverClients(float(value)),
-    "dirichlet-classes": lambda value: DirichletOverClasses(float(value)),
-    "bootstrap": lambda value: Bootstrap(int(value)),
-}
+@register("partition")
+@dataclass(frozen=True)
+class OverlappingDirichlet:
+    """Every client draws its own class distribution from Dirichlet(alpha), and its samples from that, whoever
+    else has them: without replacement within a client, so that two clients may hold the same sample.
+
+    The partition of the experiments on meta federated learning. A client that wishes for more of a class than
+    there is takes all of it and draws the rest again from its distribution over its other classes (once these
+    are all exhausted: in proportion to what is left). What a client gets depends on nobody else, but that
+    `samples=None` is as many for each as would go around: all there are, divided by the clients.
+    """
+
+    alpha: PositiveFloat
+    samples: PositiveInt | None = None
+
+    def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
+        fitting(clients, PositiveInt, "clients", DataError)
+        each = self.samples or len(labels) // clients
+        if self.samples is None:
+            _check_clients(len(labels), clients)
+        _require(
+            each <= len(labels),
+            f"{each} samples for each client, none twice, cannot be drawn from {len(labels)}; use fewer",
+        )
+        _check_room(clients, each)
+        members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        sizes = np.array([len(samples) for samples in members])
+        shares = []
+        for client in range(clients):
+            generator = streams.generator("partition", row=client)
+            taken = _take(generator.dirichlet(np.full(len(members), self.alpha)), sizes, each, generator)
+            picked = [
+                generator.choice(members[label], size=taken[label], replace=False)
+                for label in np.flatnonzero(taken)
+            ]
+            shares.append(np.sort(np.concatenate(picked)))
+        return shares
 
 
 @register("partition")
@@ -173,37 +277,73 @@ class Bootstrap:
 
     def split(self, labels: npt.NDArray[Any], clients: int, streams: Streams) -> list[IntArray]:
         fitting(clients, PositiveInt, "clients", DataError)
-        _require(
-            clients * self.samples <= _MOST_SAMPLES,
-            f"{clients} clients that draw {self.samples} samples each need {clients * self.samples:,}, more "
-            f"than {_MOST_SAMPLES:,}; use fewer of either",
-        )
+        _check_room(clients, self.samples)
         drawn = streams.generator("partition").integers(0, len(labels), (clients, self.samples))
         return list(np.sort(drawn, axis=1))
 
 
+def _pachinko(value: str) -> Pachinko:
+    alpha, _, rest = value.partition(",")
+    return Pachinko(float(alpha), *_number_and_samples(rest))
+
+
+def _number_and_samples(value: str) -> tuple[float, int | None]:
+    number, comma, samples = value.partition(",")
+    return float(number), int(samples) if comma else None
+
+
+# By name: an example, and what makes it of the text after the colon.
+_TEXTS: dict[str, tuple[str, Callable[[str], Partition]]] = {
+    "iid": ("iid", lambda value: IID()),
+    "shards": ("shards:2", lambda value: LabelShards(int(value or 2))),
+    "dirichlet": ("dirichlet:0.4", lambda value: DirichletOverClients(float(value))),
+    "dirichlet-classes": (
+        "dirichlet-classes:0.4",
+        lambda value: DirichletOverClasses(*_number_and_samples(value)),
+    ),
+    "dirichlet-overlapping": (
+        "dirichlet-overlapping:0.01,1000",
+        lambda value: OverlappingDirichlet(*_number_and_samples(value)),
+    ),
+    "pachinko": ("pachinko:0.4,10", _pachinko),
+    "bootstrap": ("bootstrap:16", lambda value: Bootstrap(int(value))),
+}
+
+
 @checked(error=DataError)
 def parse_partition(text: str) -> Partition:
-    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4", "dirichlet-classes:0.4" or
-    "bootstrap:16".
+    """The partition that a text names: "iid", "shards:2", "dirichlet:0.4", "dirichlet-classes:0.4",
+    "dirichlet-overlapping:0.01", "pachinko:0.4,10" (of CIFAR-100) or "bootstrap:16".
+
+    The three whose clients draw over classes take a number of samples for each client after a comma:
+    "dirichlet-overlapping:0.01,1000", "pachinko:0.4,10,2500".
     """
     kind, _, value = text.partition(":")
     if kind not in _TEXTS:
         raise UnknownNameError("partition", kind, _TEXTS)
     _require(kind != "iid" or not value, f"partition {text!r}: {value!r} is not expected; write just 'iid'")
+    example, made_of = _TEXTS[kind]
     try:
-        return _TEXTS[kind](value)
+        return made_of(value)
     except DataError:
         raise
     except ValueError as error:
         raise DataError(
-            f"partition {text!r}: {value!r} is not a number; write for instance 'shards:2' or 'dirichlet:0.4'"
+            f"partition {text!r}: {value!r} is not understood; write for instance {example!r}"
         ) from error
 
 
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise DataError(message)
+
+
+def _check_room(clients: int, each: int) -> None:
+    _require(
+        clients * each <= _MOST_SAMPLES,
+        f"{clients} clients that draw {each} samples each need {clients * each:,}, more "
+        f"than {_MOST_SAMPLES:,}; use fewer of either",
+    )
 
 
 def _check_clients(samples: int, clients: int, each: int = 1) -> None:

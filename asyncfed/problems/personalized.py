@@ -28,7 +28,7 @@ from torch.nn.functional import log_softmax
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
 from asyncfed.data import ClientData, load_dealt
 from asyncfed.data.split import AnyPartition, Fractions
-from asyncfed.errors import UnknownNameError
+from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.models import (
     ModelName,
     build_model,
@@ -122,7 +122,13 @@ def personalized(
     outer_split: OuterSplit = "train",
     vectorize: bool = True,
 ) -> Problem:
-    """The problem above for any data (inputs, labels) and any module that turns inputs into logits."""
+    """The problem above for any data (inputs, labels) and any module that turns inputs into logits.
+
+    The module's parameters are drawn anew. It may have no buffers and draw nothing (BatchNorm, dropout):
+    models of an ensemble, and second derivatives, are functions of parameters alone. `from_module` takes
+    such networks.
+    """
+    _refuse_what_is_no_function_of_parameters(module)
     kind = personalize.replace("&", "+")
     if kind not in _PARTS:
         raise UnknownNameError("personalization", personalize, _PARTS)
@@ -183,6 +189,22 @@ def personalized(
         mixture=Mixture(components, model_losses, penalty if l2 else None) if kind == "mtl" else None,
         vectorize=vectorize,
     )
+
+
+def _refuse_what_is_no_function_of_parameters(module: nn.Module) -> None:
+    noted = [name for name, _ in module.named_buffers()]
+    drawing = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p
+    ]
+    if noted or drawing:
+        what = f"buffers ({noted[0]})" if noted else f"dropout ({drawing[0]})"
+        raise ScenarioError(
+            f"{type(module).__name__} has {what}, and a personalized problem is of parameters alone; use "
+            "from_module(module, data, buffers='local'), with outer='…' for a part of each client's own, or "
+            "a network without BatchNorm and dropout"
+        )
 
 
 def label_weights(lam: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def test_unknown_names_suggest_the_nearest() -> None:
         load_dataset("mnist", part="tests")
     with pytest.raises(DataError, match="'digits' has no parts"):
         load_dataset("digits", part="train")
-    assert set(DATASETS) == {"digits", "mnist", "emnist", "cifar10"}
+    assert set(DATASETS) == {"digits", "mnist", "emnist", "cifar10", "cifar100"}
 
 
 def test_the_test_part_stands_apart_where_there_is_one(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_a_recipe_holds_every_argument_defaults_included() -> None:
         "l2": 0.0,
         "part": None,
         "download": False,
+        "extra_test": 0,
     }
 
 
