@@ -83,6 +83,39 @@ class Scale:
     seed: int = 0
 
 
+def scaled(
+    clients: int,
+    steps: int,
+    batch: int,
+    lr: float,
+    lr_mtl: float,
+    outer_steps: int,
+    outer_lr: float,
+    rounds: int,
+    seed: int,
+    **more: Any,
+) -> Scale:
+    """As the authors' code has it: rates ×0.1 at 5/6 and 11/12 of the steps, the hypergradient of a step at
+    the last rate, and outer steps that all see the same minibatches and links.
+    """
+    return Scale(
+        clients=clients,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        lr_mtl=lr_mtl,
+        decay_at=(steps * 5 // 6, steps * 11 // 12),
+        outer_steps=outer_steps,
+        rounds=rounds,
+        hypergradient_lr=0.01 * lr,
+        hypergradient_lr_mtl=0.01 * lr_mtl,
+        outer_lr=outer_lr,
+        repeated=True,
+        seed=seed,
+        **more,
+    )
+
+
 # A problem of a personalization and outer L2 rates.
 ProblemMaker = Callable[[str, "float | Mapping[str, float]"], Problem]
 

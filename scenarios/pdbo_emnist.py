@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 
 from asyncfed import Result, Scenario, Study, Summary
 from asyncfed.problems import Problem, personalized_classification
-from scenarios._personalization import Epochs, Scale, networks_of, parts, rows_of
+from scenarios._personalization import Epochs, networks_of, parts, rows_of, scaled
 from scenarios._personalization_summary import summarise
 
 PAPER = {
@@ -85,22 +85,18 @@ def study(
     seed: int = 0,
 ) -> Study:
     """`network` is FC, FixU, StoU, StoD or all; `limit` images are dealt out (2% of EMNIST)."""
-    scale = Scale(
-        clients=clients,
-        steps=steps,
-        batch=batch,
-        lr=lr,
-        lr_mtl=lr_mtl,
-        decay_at=(steps * 5 // 6, steps * 11 // 12),
-        outer_steps=outer_steps,
-        rounds=rounds,
-        hypergradient_lr=0.01 * lr,
-        hypergradient_lr_mtl=0.01 * lr_mtl,
-        outer_lr=outer_lr,
-        repeated=True,
+    scale = scaled(
+        clients,
+        steps,
+        batch,
+        lr,
+        lr_mtl,
+        outer_steps,
+        outer_lr,
+        rounds,
+        seed,
         epochs=Epochs(epochs, 2 * batch, epoch_lr, 5 * epoch_lr, (epochs // 2, epochs * 3 // 4)),
         fastest_mixing=True,
-        seed=seed,
     )
 
     def problem(personalize: str, outer_l2: float | Mapping[str, float]) -> Problem:

@@ -1,4 +1,4 @@
-"""Networks written out layer by layer: the same derivatives as autograd's, for every method of `Derivatives`."""
+"""Networks written out layer by layer: the same derivatives as autograd's, by every way to ask for them."""
 
 from __future__ import annotations
 

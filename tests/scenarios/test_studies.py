@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncfed import Study, run, run_study
 from asyncfed.cli.scenarios import known_studies, load_work
+from asyncfed.problems import Problem, personalized_classification
 from scenarios import hgp_error, quickstart
+from scenarios._personalization import BEGINNINGS, ROWS, parts, scaled
 
 SMALL = {
     "quickstart": ["clients=8", "horizon=12", "rounds=1", "moves=10", "model=logistic"],
@@ -18,6 +21,10 @@ SMALL = {
     "hgp_error": ["seeds=1", "rounds=5", "steps=5", "dataset=digits", "samples=20"],
     "pdbo_emnist": [
         "network=all", "dataset=digits", "clients=6", "steps=6", "batch=8", "outer_steps=1", "rounds=2",
+        "model=logistic", "limit=900", "extra_test=10", "epochs=4",
+    ],
+    "pdbo_cifar10": [
+        "dataset=digits", "clients=6", "steps=6", "batch=8", "outer_steps=1", "rounds=2",
         "model=logistic",
     ],
     "pdbo_emnist_full": ["clients=2", "limit=400", "steps=1", "rounds=1", "outer_steps=1", "batch=4"],
@@ -64,6 +71,21 @@ def test_it_runs_small(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(result.table()) >= len(study.parts if only is None else only)
     assert all(path.stat().st_size > 10_000 for path in result.pictures)
     assert len(result.pictures) == 1
+
+
+def test_personalization_begins_with_the_rows_that_it_is_said_to_begin_with(tmp_path: Path) -> None:
+    """λ = 0 weighs all labels alike, and all models: the same bytes, so that these rows need no runs."""
+
+    def problem(personalize: str, outer_l2: Any) -> Problem:
+        return personalized_classification("digits", clients=4, personalize=personalize, outer_l2=outer_l2)
+
+    scale = scaled(4, 12, 8, 0.2, 1.0, 1, 0.25, 2, seed=0)
+    made = parts(ROWS, ("StoD",), problem, scale)
+    for row, longer in BEGINNINGS.items():
+        alone, tuned = (run(made[f"StoD/{name}"](), out=tmp_path / name).metrics for name in (row, longer))
+        begun = tuned[tuned["outer_step"] == 0].iloc[-1]
+        for figure in ("accuracy", "accuracy_p10", "loss", "bytes"):
+            assert begun[figure] == alone[figure].iloc[-1]
 
 
 def test_the_quickstart_shows_what_it_promises(tmp_path: Path) -> None:
