@@ -3,8 +3,8 @@
 The paper's 20 clients, stochastic directed links, Dirichlet(0.4) over all 60,000 images, 30% of a client's
 for training, 10% for validation and 60% for testing, and M = 20 rounds of VR-HGP. Inner steps, rates and
 outer steps are those of `pdbo_emnist` (600 steps of batch 64 at 0.2, or 1.0 for ensembles; 8 outer steps
-with Adam 0.25), fixed before any run. The authors' network came pretrained on ImageNet, so that its accuracies are
-out of reach; the order of the rows is what is compared.
+with Adam 0.25), fixed before any run. The authors' network came pretrained on ImageNet, so that its
+accuracies are out of reach; the order of the rows is what is compared.
 """
 
 from __future__ import annotations
