@@ -102,7 +102,7 @@ def hyper_representation(
     return Problem(
         name=f"{dataset}-{model}-representation",
         data=deal(samples, test, partition, clients, seed, fractions, validation=0.5),
-        stages=Stages(encode, head_loss),
+        stages=Stages(encode, head_loss, vectorize=not has_convolutions(head)),
         outer_loss=lambda y, x, batch: sample_loss(y, x, batch).mean(),
         init_inner=init_inner,
         init_outer=init_outer,
