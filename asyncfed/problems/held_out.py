@@ -47,7 +47,9 @@ def with_own_as_test(data: ClientData, each: int, seed: int) -> ClientData:
     streams = Streams(seed)
     chosen: list[tuple[torch.Tensor, ...]] = []
     for client in range(data.clients):
-        own = [torch.cat(pair) for pair in zip(data.train.of(client), data.validation.of(client), strict=True)]
+        own = [
+            torch.cat(pair) for pair in zip(data.train.of(client), data.validation.of(client), strict=True)
+        ]
         order = streams.generator("own as test", client).permutation(len(own[0]))
         rows = torch.from_numpy(np.sort(order[:each]))
         chosen.append(tuple(tensor[rows] for tensor in own))
