@@ -71,11 +71,13 @@ class Stages:
         inner_loss(inner, outer, batch) = loss(inner, encode(outer, batch))
 
     Where many steps are made at one outer variable, a client's samples are then encoded once. `encode` works
-    sample by sample: what it returns has the leading sample axis of the batch.
+    sample by sample: what it returns has the leading sample axis of the batch. `vectorize` says of the second
+    stage alone what `Problem.vectorize` does of all; by default it is as that says.
     """
 
     encode: Callable[[Any, Batch], Batch]
     loss: Callable[[Any, Batch], Tensor]
+    vectorize: bool | None = None
 
 
 @checked

@@ -70,7 +70,7 @@ def test_it_runs_small(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert result.status == ("complete" if only is None else "partial")
     assert len(result.table()) >= len(study.parts if only is None else only)
     assert all(path.stat().st_size > 10_000 for path in result.pictures)
-    assert len(result.pictures) == 1
+    assert len(result.pictures) == (2 if name == "hgp_error" else 1)
 
 
 def test_personalization_begins_with_the_rows_that_it_is_said_to_begin_with(tmp_path: Path) -> None:
@@ -110,6 +110,22 @@ def test_variance_reduction_as_in_figure_2(tmp_path: Path, monkeypatch: pytest.M
     hgp, reduced = hgp_error.PAIRS.index((1.0, 0.0)), hgp_error.PAIRS.index((0.9, 0.1))
     assert (errors[:, reduced] < errors[:, hgp]).sum() >= 4
     assert errors.mean(0).argmin() == reduced
+
+
+def test_figure_1_compares_the_coefficients() -> None:
+    """By hand for (0.9, 0.1): at η_A = 0 nothing but α is left, μ_{1,0}/μ_{α,β} = √((1 + α)/(1 − α)); at ½
+    1 − β + βη is 0.95.
+    """
+    zero, half = hgp_error.advantage(0.9, 0.1, np.array([1e-9, 0.5]))
+    assert zero == pytest.approx(19**0.5)
+    inner = (1 + 0.855) / (1 - 0.855) * 0.0025 / (1 - 0.95**2)
+    assert half == pytest.approx((16 / 3 / (8 / 19 * (1 + inner))) ** 0.5)
+    summary = hgp_error.figure_1()
+    table = summary.tables[0].frame.set_index("(α, β)")
+    assert float(table.loc["(1, 0)", "η_A = 0.5"]) == pytest.approx((16 / 3) ** 0.5, abs=1e-3)
+    assert len(table) == 6
+    assert [holds for _, holds in summary.findings] == [True, True]
+    assert "at least 3.07 times (at η_A = 0.564)" in summary.findings[0][0]
 
 
 def test_the_coefficient_of_theorem_1() -> None:
