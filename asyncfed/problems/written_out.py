@@ -1,7 +1,4 @@
-"""One client's derivatives of losses that see the inner variable through a network of layers: `layerwise`.
-
-Every method writes what it finds, scaled, into rows that are given, as autograd's results are written.
-"""
+"""One client's derivatives of losses that see the inner variable through a network of layers: `layerwise`."""
 
 from __future__ import annotations
 
@@ -13,10 +10,8 @@ from torch import Tensor
 
 from asyncfed.problems.layerwise import Layers, Weights
 from asyncfed.problems.layout import Layout
+from asyncfed.problems.one_client import Row, Scale, put, put_leaves
 from asyncfed.problems.problem import Batch, Level, Network, Problem
-
-Row = tuple[Tensor, "float | Tensor | None"]
-"""Where something goes, and what it is multiplied by before."""
 
 
 class WrittenOut:
@@ -34,9 +29,16 @@ class WrittenOut:
 
     @torch.no_grad()
     def gradients(
-        self, level: Level, x: Tensor, lam: Tensor, batch: Batch, by_x: Row | None, by_lam: Row | None
+        self,
+        level: Level,
+        x: Tensor,
+        lam: Tensor,
+        batch: Batch,
+        by_x: Row | None,
+        by_lam: Row | None = None,
+        moved: Tensor | None = None,
     ) -> Tensor:
-        """Of the inner or the outer loss, by either variable where there is room for it; returns the loss."""
+        assert moved is None, "a network written out has no buffers"
         models = self._models(x)
         tops, kept = [], []
         for w in models:
@@ -49,7 +51,7 @@ class WrittenOut:
         wanted = [outputs, *(leaves if by_lam is not None else ())]
         d, *found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
         if by_lam is not None:
-            _write(found, self._outer, *by_lam)
+            put_leaves(found, self._outer, *by_lam)
         value = loss.detach()
         if by_x is None:
             return value + self._penalty(level, x)
@@ -68,7 +70,6 @@ class WrittenOut:
         by_x: Sequence[Row],
         by_lam: Sequence[Row],
     ) -> None:
-        """∂_x (∇_x f · u) and ∂_λ (∇_x f · u) for every direction u; either may be asked for or not."""
         models = self._models(x)
         moving = [self._models(u) for u in directions]
         tops, moved, kept = [], [], []
@@ -95,7 +96,7 @@ class WrittenOut:
             if by_x:
                 ds.append(found.pop(0))
             if by_lam:
-                _write(found, self._outer, *by_lam[number])
+                put_leaves(found, self._outer, *by_lam[number])
         if not by_x:
             return
         apart, moved_apart = self._apart(d.detach()), [self._apart(rd) for rd in ds]
@@ -144,20 +145,8 @@ class WrittenOut:
         return (outputs,) if self._network.copies is None else outputs.unbind()
 
 
-def _write(found: Sequence[Tensor], layout: Layout, row: Tensor, scale: float | Tensor | None) -> None:
-    for value, view in zip(found, layout.leaves(layout.views_one(row)), strict=True):
-        _put(value, view, scale)
-
-
 def _put_by_name(
-    targets: Sequence[tuple[Weights, float | Tensor | None]], number: int, name: str, value: Tensor
+    targets: Sequence[tuple[Weights, Scale | None]], number: int, name: str, value: Tensor
 ) -> None:
     views, scale = targets[number]
-    _put(value, views[name], scale)
-
-
-def _put(value: Tensor, view: Tensor, scale: float | Tensor | None) -> None:
-    if scale is None:
-        view.copy_(value)
-    else:
-        torch.mul(value, scale, out=view)
+    put(value, views[name], scale)
