@@ -28,6 +28,7 @@ from asyncfed.models import (
     split_layers,
 )
 from asyncfed.problems.classification import cross_entropies, loss_and_accuracy
+from asyncfed.problems.encoding import encoder
 from asyncfed.problems.held_out import deal, with_own_as_test
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Problem, Stages, half_square, problem_factory
@@ -78,13 +79,15 @@ def hyper_representation(
             "use fewer, or a deeper model such as 'mlp:200', so that something is left to be represented"
         )
 
+    features = encoder(body)
+
     def encode(x: dict[str, Tensor], batch: Batch) -> Batch:
         images, labels = batch
-        return outputs(body, x, images), labels
+        return features(x, images), labels
 
     def head_loss(y: dict[str, Tensor], encoded: Batch) -> Tensor:
-        features, labels = encoded
-        loss = cross_entropies(outputs(head, y, features), labels).mean()
+        encoded_images, labels = encoded
+        loss = cross_entropies(outputs(head, y, encoded_images), labels).mean()
         return loss + half_square(y, l2) if l2 else loss
 
     def logits(y: dict[str, Tensor], x: dict[str, Tensor], batch: Batch) -> Tensor:
