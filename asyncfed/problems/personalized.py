@@ -6,6 +6,8 @@
 
 for samples s with label y among C. An ensemble's weights (MTL) change what a client predicts; label weights
 (DA) change only what it trains on. A part that a personalization leaves out is uniform: K = 1, weights 1.
+A sample may have several labels, say one at each position of a sequence: then all of this is said of each,
+and a loss is a mean over samples and labels.
 
     personalize    λ_i, which begins at 0     PDBO paper (Section 6.1, Appendix D)
     "none"         –                          SGP, Local: the baselines
@@ -38,7 +40,7 @@ from asyncfed.models import (
     stacked_initial_parameters,
     stacked_outputs,
 )
-from asyncfed.problems.classification import cross_entropies, half_square
+from asyncfed.problems.classification import cross_entropies, half_square, loss_and_accuracy
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import Batch, Mixture, OuterSplit, Problem, problem_factory
 
@@ -106,7 +108,9 @@ def personalized(
     outer_split: OuterSplit = "train",
     vectorize: bool = True,
 ) -> Problem:
-    """The problem above for any data (inputs, labels) and any module that turns inputs into logits."""
+    """The problem above for any data (inputs, labels) and any module that turns inputs (B, …) into logits (B, C)
+    of labels (B,), or (B, …, C) of labels (B, …).
+    """
     kind = personalize.replace("&", "+")
     if kind not in _PARTS:
         raise UnknownNameError("personalization", personalize, _PARTS)
@@ -115,38 +119,42 @@ def personalized(
     ensemble = "ensemble" in parts
 
     def logits(x: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """(B, C) of a single model, (K, B, C) of an ensemble."""
+        """(B, …, C) of a single model, (K, B, …, C) of an ensemble."""
         if ensemble:
             return stacked_outputs(module, x, inputs)
         output: Tensor = functional_call(module, x, (inputs,))
         return output
 
-    def model_losses(x: dict[str, Tensor], batch: Batch) -> Tensor:
+    def label_losses(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        """Of every label of every sample (B, …)."""
         inputs, labels = batch
-        return cross_entropies(logits(x, inputs), labels)
+        each = cross_entropies(logits(x, inputs), labels)
+        return -log_mixture(-each, lam["ensemble"]) if ensemble else each
 
     def penalty(x: dict[str, Tensor]) -> Tensor:
         return half_square(x, l2)
 
-    def sample_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        each = model_losses(x, batch)
-        return -log_mixture(-each, lam["ensemble"]) if ensemble else each
+    def mixture_losses(x: dict[str, Tensor], batch: Batch) -> Tensor:
+        inputs, labels = batch
+        return _per_sample(cross_entropies(logits(x, inputs), labels), axes=2)
 
-    def correct(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+    def measured(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         inputs, labels = batch
         output = logits(x, inputs)
-        if ensemble:
+        if ensemble:  # log-probabilities are logits too
             output = log_mixture(log_softmax(output, -1), lam["ensemble"])
-        return (output.argmax(-1) == labels).to(output.dtype)
+        found = loss_and_accuracy(output, labels)
+        return {name: _per_sample(values) for name, values in found.items()}
 
     def inner_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        each = sample_loss(x, lam, batch)
+        each = label_losses(x, lam, batch)
         if "labels" in parts:
-            each = label_weights(lam["labels"]).gather(0, batch[1]) * each
+            labels = batch[1]
+            each = label_weights(lam["labels"]).gather(0, labels.flatten()).view_as(labels) * each
         return each.mean() + penalty(x) if l2 else each.mean()
 
     def outer_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        loss = sample_loss(x, lam, batch).mean()
+        loss = label_losses(x, lam, batch).mean()
         for part, rate in rates.items():
             loss = loss + half_square({part: lam[part]}, rate)
         return loss
@@ -167,10 +175,19 @@ def personalized(
         init_inner=init_inner,
         init_outer=init_outer,
         outer_split=outer_split,
-        metrics={"loss": sample_loss, "accuracy": correct},
-        mixture=Mixture(components, model_losses, penalty if l2 else None) if kind == "mtl" else None,
+        metrics={
+            name: lambda x, lam, batch, name=name: measured(x, lam, batch)[name]
+            for name in ("loss", "accuracy")
+        },
+        joint_metrics=measured,
+        mixture=Mixture(components, mixture_losses, penalty if l2 else None) if kind == "mtl" else None,
         vectorize=vectorize,
     )
+
+
+def _per_sample(values: Tensor, axes: int = 1) -> Tensor:
+    """The mean over the labels of a sample, of values with so many axes before those of labels."""
+    return values.flatten(axes).mean(-1) if values.ndim > axes else values
 
 
 def label_weights(lam: Tensor) -> Tensor:
