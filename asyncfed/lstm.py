@@ -17,8 +17,8 @@ one by h_t as an output. Then, backwards in t,
 
 where da of g is a quarter of what it should be, which is made up for in W, dW and db. Let ∂v (`v_along`) be
 the derivative of v along a direction (∂x, ∂W, ∂b). With these as cotangents of (dx, dW, db) the gradient of
-(dx, dW, db) by (dy, x, W, b) is (∂h, ∂dx, ∂dW, ∂db), dy held fixed: the lines above, each differentiated along
-the direction. That is as far as it goes: there are no third derivatives.
+(dx, dW, db) by (dy, x, W, b) is (∂h, ∂dx, ∂dW, ∂db), dy held fixed: the lines above, each differentiated
+along the direction. That is as far as it goes: there are no third derivatives.
 
 Sums over t are one product each. Tensors are laid out (networks, step, sample, unit), in stretches of steps
 below the 32 MiB from which on the allocator maps memory anew each time.
@@ -158,7 +158,7 @@ class _LayerGradient(_Stacked):
 
     @staticmethod
     def backward(ctx: Any, *along: Tensor | None) -> tuple[Tensor | None, ...]:
-        *at, = ctx.saved_tensors
+        (*at,) = ctx.saved_tensors
         directions = (
             torch.zeros_like(own) if given is None else given
             for own, given in zip(at[:3], along[:3], strict=True)
@@ -209,13 +209,13 @@ def _stretches(length: int, bytes_per_step: int) -> Iterator[slice]:
 
 def _quarters(units: Tensor) -> tuple[Tensor, ...]:
     """Of i, f, g and o (…, H), as views of (…, 4 H)."""
-    return units.unflatten(-1, (4, -1)).unbind(-2)
+    return units.chunk(4, -1)
 
 
 def _g_times(factor: float, rows: Tensor) -> Tensor:
     """Rows (networks, 4 H, …), those of g times a factor."""
     scaled = rows.clone()
-    scaled.unflatten(1, (4, -1))[:, 2].mul_(factor)
+    scaled.chunk(4, 1)[2].mul_(factor)
     return scaled
 
 
@@ -300,7 +300,10 @@ def _product(
     minus_one = x_along.new_full((), -1.0)
     dx_along, dweight_along = torch.empty_like(x_along), torch.zeros_like(weight)
     dbias_along = torch.zeros_like(bias_along)
-    dz_along, ds_along = x_along.new_zeros(n, samples, inputs + hidden), x_along.new_empty(n, samples, 4 * hidden)
+    dz_along, ds_along = (
+        x_along.new_zeros(n, samples, inputs + hidden),
+        x_along.new_empty(n, samples, 4 * hidden),
+    )
     s_along, slope = torch.empty_like(ds_along), torch.empty_like(ds_along)
     dc_next = x_along.new_zeros(n, samples, hidden)
     g, dc_along, q = (torch.empty_like(dc_next) for _ in range(3))

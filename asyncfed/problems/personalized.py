@@ -108,8 +108,8 @@ def personalized(
     outer_split: OuterSplit = "train",
     vectorize: bool = True,
 ) -> Problem:
-    """The problem above for any data (inputs, labels) and any module that turns inputs (B, …) into logits (B, C)
-    of labels (B,), or (B, …, C) of labels (B, …).
+    """The problem above for any data (inputs, labels) and any module that turns inputs into logits: (B, C)
+    for labels (B,), or (B, …, C) for labels (B, …).
     """
     kind = personalize.replace("&", "+")
     if kind not in _PARTS:
@@ -176,8 +176,8 @@ def personalized(
         init_outer=init_outer,
         outer_split=outer_split,
         metrics={
-            name: lambda x, lam, batch, name=name: measured(x, lam, batch)[name]
-            for name in ("loss", "accuracy")
+            "loss": lambda x, lam, batch: measured(x, lam, batch)["loss"],
+            "accuracy": lambda x, lam, batch: measured(x, lam, batch)["accuracy"],
         },
         joint_metrics=measured,
         mixture=Mixture(components, mixture_losses, penalty if l2 else None) if kind == "mtl" else None,
