@@ -6,6 +6,8 @@
 
 for samples s with label y among C. An ensemble's weights (MTL) change what a client predicts; label weights
 (DA) change only what it trains on. A part that a personalization leaves out is uniform: K = 1, weights 1.
+A sample may have several labels, say one at each position of a sequence: then all of this is said of each,
+and a loss is a mean over samples and labels.
 
     personalize    λ_i, which begins at 0     PDBO paper (Section 6.1, Appendix D)
     "none"         –                          SGP, Local: the baselines
@@ -36,7 +38,7 @@ from asyncfed.models import (
     initial_parameters,
     stacked_initial_parameters,
 )
-from asyncfed.problems.classification import cross_entropies
+from asyncfed.problems.classification import cross_entropies, loss_and_accuracy
 from asyncfed.problems.layout import Params
 from asyncfed.problems.problem import (
     Batch,
@@ -122,7 +124,8 @@ def personalized(
     outer_split: OuterSplit = "train",
     vectorize: bool = True,
 ) -> Problem:
-    """The problem above for any data (inputs, labels) and any module that turns inputs into logits.
+    """The problem above for any data (inputs, labels) and any module that turns inputs into logits: (B, C)
+    for labels (B,), or (B, …, C) for labels (B, …).
 
     The module's parameters are drawn anew. It may have no buffers and draw nothing (BatchNorm, dropout):
     models of an ensemble, and second derivatives, are functions of parameters alone. `from_module` takes
@@ -136,39 +139,40 @@ def personalized(
     rates = _outer_rates(kind, outer_l2)
     ensemble = "ensemble" in parts
 
-    def sample_losses(logits: Tensor, lam: dict[str, Tensor], labels: Tensor) -> Tensor:
+    def label_losses(logits: Tensor, lam: dict[str, Tensor], labels: Tensor) -> Tensor:
+        """Of every label of every sample (B, …)."""
         each = cross_entropies(logits, labels)
         return -log_mixture(-each, lam["ensemble"]) if ensemble else each
 
     def inner(logits: Tensor, lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        each = sample_losses(logits, lam, batch[1])
+        labels = batch[1]
+        each = label_losses(logits, lam, labels)
         if "labels" in parts:
-            each = label_weights(lam["labels"]).gather(0, batch[1]) * each
+            each = label_weights(lam["labels"]).gather(0, labels.flatten()).view_as(labels) * each
         return each.mean()
 
     def outer(logits: Tensor, lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        loss = sample_losses(logits, lam, batch[1]).mean()
+        loss = label_losses(logits, lam, batch[1]).mean()
         for part, rate in rates.items():
             loss = loss + half_square({part: lam[part]}, rate)
         return loss
 
     network = Network(module, inner, outer, copies=components if ensemble else None, l2=l2)
 
-    def model_losses(x: dict[str, Tensor], batch: Batch) -> Tensor:
-        return cross_entropies(network.outputs(x, batch[0]), batch[1])
-
     def penalty(x: dict[str, Tensor]) -> Tensor:
         return half_square(x, l2)
 
-    def sample_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        return sample_losses(network.outputs(x, batch[0]), lam, batch[1])
+    def mixture_losses(x: dict[str, Tensor], batch: Batch) -> Tensor:
+        inputs, labels = batch
+        return _per_sample(cross_entropies(network.outputs(x, inputs), labels), axes=2)
 
-    def correct(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+    def measured(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
         inputs, labels = batch
         output = network.outputs(x, inputs)
-        if ensemble:
+        if ensemble:  # log-probabilities are logits too
             output = log_mixture(log_softmax(output, -1), lam["ensemble"])
-        return (output.argmax(-1) == labels).to(output.dtype)
+        found = loss_and_accuracy(output, labels)
+        return {name: _per_sample(values) for name, values in found.items()}
 
     def init_inner(generator: torch.Generator) -> Params:
         if ensemble:
@@ -185,8 +189,12 @@ def personalized(
         init_inner=init_inner,
         init_outer=init_outer,
         outer_split=outer_split,
-        metrics={"loss": sample_loss, "accuracy": correct},
-        mixture=Mixture(components, model_losses, penalty if l2 else None) if kind == "mtl" else None,
+        metrics={
+            "loss": lambda x, lam, batch: measured(x, lam, batch)["loss"],
+            "accuracy": lambda x, lam, batch: measured(x, lam, batch)["accuracy"],
+        },
+        joint_metrics=measured,
+        mixture=Mixture(components, mixture_losses, penalty if l2 else None) if kind == "mtl" else None,
         vectorize=vectorize,
     )
 
@@ -205,6 +213,11 @@ def _refuse_what_is_no_function_of_parameters(module: nn.Module) -> None:
             "from_module(module, data, buffers='local'), with outer='…' for a part of each client's own, or "
             "a network without BatchNorm and dropout"
         )
+
+
+def _per_sample(values: Tensor, axes: int = 1) -> Tensor:
+    """The mean over the labels of a sample, of values with so many axes before those of labels."""
+    return values.flatten(axes).mean(-1) if values.ndim > axes else values
 
 
 def label_weights(lam: Tensor) -> Tensor:
