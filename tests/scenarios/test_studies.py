@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from asyncfed import Study, run, run_study
 from asyncfed.cli.scenarios import known_studies, load_work
 from asyncfed.problems import Problem, personalized_classification
+from asyncfed.protocols import PDBO, VRHGP, StepDecay
 from scenarios import hgp_error, quickstart
 from scenarios._personalization import BEGINNINGS, ROWS, parts, scaled
 
@@ -94,6 +96,30 @@ def test_the_quickstart_shows_what_it_promises(tmp_path: Path) -> None:
     assert len(result.table()) == 4
     assert [holds for _, holds in result.summary.findings] == [True] * 3
     assert sum(part.manifest["wall_seconds"] for part in result.results.values()) < 60
+
+
+def test_shakespeare_has_the_sizes_and_rates_that_were_fixed_beforehand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find_data("shakespeare", monkeypatch)
+    study = made("pdbo_shakespeare")
+    for part, rate in (("StoD/PDBO-DA", 0.2), ("StoD/PDBO-MTL&DA", 1.0)):
+        scenario = study.parts[part]()
+        method = scenario.protocol
+        assert isinstance(method, PDBO)
+        inner = method.inner
+        assert (inner.steps, inner.batch, inner.weight_decay) == (600, 32, 1e-3)
+        assert inner.lr == StepDecay(rate, at=(500, 550))
+        assert (method.outer_steps, method.draws) == (8, "repeated")
+        assert method.hypergradient == VRHGP(20, 0.9, 0.1, sampling="joint", lr=0.01 * rate)
+        samples, following = scenario.problem.data.train.of(0)
+        assert scenario.problem.clients == 20
+        assert samples.shape == following.shape == (len(samples), 40)
+        weights = scenario.problem.init_inner(torch.Generator())
+        assert isinstance(weights, dict)
+        assert weights["lstm.weight_hh_l1"].shape[-2:] == (256, 64)
+    last = made("pdbo_shakespeare", "positions=last").parts["StoD/Local"]().problem
+    assert last.data.train.of(0)[1].ndim == 1
 
 
 def test_variance_reduction_as_in_figure_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
