@@ -16,9 +16,8 @@ from torch.nn.functional import cross_entropy
 
 from asyncfed import Scenario
 from asyncfed.data import client_data_from_lists
-from asyncfed.models import build_model, initial_parameters
-from asyncfed.problems import Problem
-from asyncfed.problems.classification import cross_entropies
+from asyncfed.models import build_model
+from asyncfed.problems import Problem, from_module
 from asyncfed.protocols import MetaFL, Server
 from benchmarks.measure import interleaved, stepping
 from benchmarks.table import Row
@@ -59,7 +58,6 @@ def meta(rounds: int = 9) -> list[Row]:
 
 
 def _problem() -> Problem:
-    module = build_model("mlp:80,60", 3072, 10)
     generator = torch.Generator().manual_seed(0)
     images = [
         (
@@ -68,15 +66,8 @@ def _problem() -> Problem:
         )
         for _ in range(CLIENTS)
     ]
-
-    def loss(w: dict[str, Tensor], x: object, batch: tuple[Tensor, ...]) -> Tensor:
-        return cross_entropies(functional_call(module, w, (batch[0],)), batch[1]).mean()
-
-    return Problem(
-        name="random images",
-        data=client_data_from_lists(images),
-        inner_loss=loss,
-        init_inner=lambda generator: initial_parameters(module, generator),
+    return from_module(
+        lambda: build_model("mlp:80,60", 3072, 10), client_data_from_lists(images), name="random images"
     )
 
 

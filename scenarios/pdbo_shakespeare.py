@@ -6,10 +6,10 @@ positions of a sample; SGP (4b) of 600 steps, ×0.1 at 500 and 550, weight decay
 rounds with joint sampling; λ regularized as in its Table 2; reported at the best validation accuracy.
 
 Smaller here, fixed before any run: 64 units instead of 256, 40 characters instead of 200, batches of 32
-instead of 128, 8 outer steps with Adam 0.25 instead of 20 with 0.1. The paper gives no rates for this task beyond "the same … as in
-Section 6", which are 0.05, and 0.25 for ensembles; a quarter of the width has four times the rate, so 0.2 and
-1.0. The hypergradient is linearized at the rate of the last step, a hundredth of that. If a row diverges:
-halve both rates, double `steps`, and say so.
+instead of 128, 8 outer steps with Adam 0.25 instead of 20 with 0.1. The paper gives no rates for this task
+beyond "the same … as in Section 6", which are 0.05, and 0.25 for ensembles; a quarter of the width has four
+times the rate, so 0.2 and 1.0. The hypergradient is linearized at the rate of the last step, a hundredth of
+that. If a row diverges: halve both rates, double `steps`, and say so.
 
 Another text, too: tiny Shakespeare has 308 speakers and 65 characters, the paper's 728 and 80.
 """

@@ -59,10 +59,10 @@ class Batches:
         batches = [self._batch(path) for path in wanted]
         return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
 
-    def scaled(self, x: Tensor) -> Tensor:
-        """Each colour normalised with its own mean and deviation."""
+    def normalised(self, x: Tensor) -> Tensor:
+        """Numbers in [0, 1], in place, each colour with its own mean and deviation."""
         mean, std = (torch.tensor(of).view(3, 1, 1) for of in (self.mean, self.std))
-        return x.to(torch.float32).div_(255.0).sub_(mean).div_(std)
+        return x.sub_(mean).div_(std)
 
     def _batch(self, path: Path) -> tuple[Tensor, Tensor]:
         try:

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,8 @@ from asyncfed.rng import Streams
 
 _MEAN, _STD = 0.1307, 0.3081  # of MNIST's training pixels; also what the EMNIST experiments of the papers use
 
-
 Classes = Annotated[int, Range(1, 10**6)]
+Pixels = Literal["normalised", "unit"]
 
 
 @checked(error=DataError)
@@ -99,6 +99,7 @@ def load_dataset(
     *,
     part: str | None = None,
     limit: PositiveInt | None = None,
+    pixels: Pixels = "normalised",
     seed: int = 0,
 ) -> Dataset:
     """Load a dataset by name.
@@ -124,9 +125,11 @@ def load_dataset(
         training images followed by the 10,000 for testing, which some experiments deal out together.
     limit
         Keep that many samples, drawn without replacement with `seed`, in their original order.
+    pixels
+        "normalised" as said above, or "unit": left in [0, 1], where those of digits always are.
     """
     found = read_files(name, data_directory(root), download, part)
-    return found.chosen(None if limit is None else limited(name, len(found.y), limit, seed))
+    return found.chosen(None if limit is None else limited(name, len(found.y), limit, seed), pixels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,16 +141,18 @@ class Files:
     y: Tensor
     classes: int
 
-    def chosen(self, rows: npt.NDArray[np.int64] | None) -> Dataset:
+    def chosen(self, rows: npt.NDArray[np.int64] | None, pixels: Pixels = "normalised") -> Dataset:
         """The samples of those numbers, scaled; without numbers, all."""
         x, y = self.x, self.y
         if rows is not None:
             index = torch.from_numpy(rows)
             x, y = x[index], y[index]
         if self.name in _IMAGES:
-            x = x.to(torch.float32).div_(255.0).sub_(_MEAN).div_(_STD).unsqueeze(1)
+            x = x.unsqueeze(1).to(torch.float32).div_(255.0)
+            x = x.sub_(_MEAN).div_(_STD) if pixels == "normalised" else x
         elif self.name in CIFARS:
-            x = CIFARS[self.name].scaled(x)
+            x = x.to(torch.float32).div_(255.0)
+            x = CIFARS[self.name].normalised(x) if pixels == "normalised" else x
         return Dataset(self.name, x, y, self.classes)
 
 

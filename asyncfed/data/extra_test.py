@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncfed.checks import NonNegativeInt, PathLike, PositiveInt, checked
-from asyncfed.data.datasets import data_directory, limited, read_files
+from asyncfed.data.datasets import Pixels, data_directory, limited, read_files
 from asyncfed.data.partition import IntArray, parse_partition
 from asyncfed.data.shards import ClientData
 from asyncfed.data.split import AnyPartition, Fractions, check_fractions, dealt
@@ -36,12 +36,13 @@ def load_dealt(
     extra_test: NonNegativeInt = 0,
     root: PathLike | None = None,
     download: bool = False,
+    pixels: Pixels = "normalised",
 ) -> tuple[ClientData, int]:
     """What every client has of a named dataset, and the number of classes.
 
     Parameters
     ----------
-    name, part, limit, root, download
+    name, part, limit, root, download, pixels
         See `load_dataset`.
     partition, clients, seed, fractions
         See `parse_partition` and `partition_data`.
@@ -59,7 +60,7 @@ def load_dealt(
     streams = Streams(seed)
     shares = dealer.split(labels[kept], clients, streams)
     if not extra_test:
-        samples = files.chosen(None if limit is None else kept)
+        samples = files.chosen(None if limit is None else kept, pixels)
         return dealt((samples.x, samples.y), shares, streams, fractions), files.classes
     extra = extra_test_rows(labels, [kept[share] for share in shares], extra_test, streams)
     alone = [client for client, rows in enumerate(extra) if not len(rows)]
@@ -70,7 +71,7 @@ def load_dealt(
             "(limit=…), or give the third fraction"
         )
     chosen = np.unique(np.concatenate([kept, *extra]))
-    samples = files.chosen(chosen)
+    samples = files.chosen(chosen, pixels)
     places = [np.searchsorted(chosen, kept[share]) for share in shares]
     more = [np.searchsorted(chosen, rows) for rows in extra]
     return dealt((samples.x, samples.y), places, streams, fractions, extra_test=more), files.classes

@@ -3,8 +3,8 @@
     f_i(x) = mean over the batch of cross-entropy(model_x(sample), label) + (l2/2)‖x‖²
 
 The factory's own seed decides which client gets which sample; initial values come from the generator that the
-runtime passes in. A network with convolutions runs client by client (vmapped convolutions gain nothing on a
-CPU).
+runtime passes in. Derivatives of a perceptron are written out for many clients at once, those of a network
+with convolutions client by client (vmapped convolutions gain nothing on a CPU).
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from torch.nn.functional import log_softmax
 
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.data import load_dealt
+from asyncfed.data.datasets import Pixels
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters
 from asyncfed.problems.layout import Params
+from asyncfed.problems.perceptron import PerceptronLoss, written_out
 from asyncfed.problems.problem import Batch, Network, Problem, problem_factory
 
 
@@ -34,6 +36,7 @@ def classification(
     part: str | None = None,
     download: bool = False,
     extra_test: NonNegativeInt = 0,
+    pixels: Pixels = "normalised",
 ) -> Problem:
     """Classify a named dataset; see `load_dataset`, `build_model` and `parse_partition` for the names.
 
@@ -50,9 +53,12 @@ def classification(
         limit=limit,
         extra_test=extra_test,
         download=download,
+        pixels=pixels,
     )
-    module = build_model(model, data.train.tensors[0].shape[1:], classes)
+    shape = data.train.tensors[0].shape[1:]
+    module = build_model(model, shape, classes)
     network = Network(module, lambda logits, lam, batch: cross_entropies(logits, batch[1]).mean(), l2=l2)
+    loss = written_out(network.inner_loss, module, shape, l2)
 
     def measured(x: dict[str, Tensor], lam: Params, batch: Batch) -> dict[str, Tensor]:
         return loss_and_accuracy(network.outputs(x, batch[0]), batch[1])
@@ -63,7 +69,7 @@ def classification(
     return Problem(
         name=f"{dataset}-{model}",
         data=data,
-        network=network,
+        **({"inner_loss": loss} if isinstance(loss, PerceptronLoss) else {"network": network}),
         init_inner=init_inner,
         metrics={
             "loss": lambda x, lam, batch: measured(x, lam, batch)["loss"],

@@ -37,6 +37,7 @@ from asyncfed.data import ClientShards
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.one_client import ByAutograd, OneClient, Scale, put
+from asyncfed.problems.perceptron import PerceptronLoss, Perceptrons
 from asyncfed.problems.problem import Batch, Level, Problem, no_outer
 from asyncfed.problems.replay import Replay
 from asyncfed.problems.threads import WORTH_SHARING
@@ -64,6 +65,8 @@ class Derivatives:
             problem, layout_inner, layout_outer
         )
         self._kernels = {name: self._lifted(kernel) for name, kernel in _kernels(problem).items()}
+        loss = problem.inner_loss
+        self._perceptrons = Perceptrons(loss, layout_inner) if isinstance(loss, PerceptronLoss) else None
         inner_loss, outer_loss = (
             f"the {level} loss of problem {problem.name!r}" for level in ("inner", "outer")
         )
@@ -131,6 +134,8 @@ class Derivatives:
         `moved` (k, b), where given, the buffers after it.
         """
         gradient = torch.empty_like(x) if out is None else out
+        if self._perceptrons is not None:
+            return gradient, self._perceptrons.gradient(x, batch, scale, gradient)
         loss = x.new_empty(len(x), 1)
         if self.problem.vectorize and len(x) > 1:
             if len(x) * batch[0].shape[1] * self.inner.d < WORTH_SHARING:  # then it is Python that takes long
@@ -179,6 +184,8 @@ class Derivatives:
         """
         layout, variable = (self.inner, x) if level == "inner" else (self.outer, lam)
         variable = variable if into is None else into
+        if self._perceptrons is not None and level == "inner":
+            return self._perceptrons.gradient(x, batch, -rate, variable, add=True)
         if not self.problem.vectorize or len(x) == 1:
             if level == "inner":
                 step, loss = self.inner_gradient(x, lam, batch, -rate, moved=moved)
@@ -235,8 +242,19 @@ class Derivatives:
         u: Tensor,
         scale: Scale | None = None,
         out: Tensor | None = None,
+        *,
+        add: bool = False,
     ) -> Tensor:
-        """Hessian of the inner loss in x, times u (k, d), times `scale`, in `out` where given."""
+        """Hessian of the inner loss in x, times u (k, d), times `scale`, in `out` where given (which may be
+        u), or added to what stands there.
+        """
+        if self._perceptrons is not None:
+            result = torch.empty_like(x) if out is None else out
+            self._perceptrons.hessian_vector(x, batch, u, scale, result, add=add)
+            return result
+        if add:
+            assert out is not None, "there must be something to add to"
+            return out.add_(self.inner_hessian_vector(x, lam, batch, u, scale))
         if not self.problem.vectorize or len(x) == 1:
             (result,) = self._second(x, lam, batch, (u,), (scale,), (out,), crossed=False)
             return result

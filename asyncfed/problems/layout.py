@@ -20,6 +20,25 @@ from asyncfed.checks import NonNegativeInt, checked
 Params = dict[str, Tensor] | Tensor
 
 
+_LINE = 64  # bytes of a cache line, and of the widest registers
+
+
+def aligned_rows(count: int, like: Tensor) -> Tensor:
+    """Room for rows as long as those of `like`, each of which begins at a cache line: products read and write
+    such rows up to a third faster.
+    """
+    numbers = max(1, _LINE // like.element_size())
+    width = like.shape[-1]
+    return like.new_empty(count, -(-width // numbers) * numbers)[:, :width]
+
+
+def aligned(rows: Tensor) -> bool:
+    """Whether each begins at a cache line, as far as sizes tell."""
+    return all(
+        numbers * rows.element_size() % _LINE == 0 for numbers in (rows.stride(0), rows.storage_offset())
+    )
+
+
 @checked
 @dataclass(frozen=True)
 class Layout:

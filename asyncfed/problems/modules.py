@@ -31,7 +31,8 @@ from asyncfed.models import borrowed_random_state, has_convolutions
 from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.draws import drawn_from
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, Buffers, OuterSplit, Problem, no_outer
+from asyncfed.problems.perceptron import written_out
+from asyncfed.problems.problem import Batch, Buffers, Loss, OuterSplit, Problem, no_outer
 
 PerSample = Callable[[Any, Tensor], Tensor]
 Chosen = str | Sequence[str] | Callable[[str], bool] | None
@@ -107,7 +108,7 @@ def from_module(
         data=data,
         init_inner=_Begin(network, made, given, "inner"),
         init_outer=_Begin(network, made, given, "outer") if network.outer else no_outer,
-        inner_loss=train,
+        inner_loss=_to_train_by(train, made, data),
         outer_loss=judged,
         metrics={key: _Metric(network, measure) for key, measure in measures.items()},
         joint_metrics=_Metrics(network, measures),
@@ -413,6 +414,19 @@ class _Loss:
         """And the buffers after it."""
         output, target, moved = self.network.call(inner, outer, batch, training=self.training)
         return _each(self.per_sample, output, target, "the loss").mean(), moved
+
+
+def _to_train_by(loss: _Loss, module: nn.Module, data: ClientData) -> Loss:
+    """The loss; that of a perceptron, all of whose parameters are learned, knows its derivatives."""
+    network, (*inputs, labels) = loss.network, data.train.tensors
+    plain = (
+        loss.per_sample is _LOSSES["cross_entropy"]
+        and not (network.outer or network.constants or network.kept or network.draws)
+        and len(inputs) == 1
+        and (labels.ndim, labels.dtype) == (1, torch.int64)
+        and int(labels.min()) >= 0  # a negative one may be torch's sign for: leave it out
+    )
+    return written_out(loss, module, inputs[0].shape[1:]) if plain else loss
 
 
 @dataclass(frozen=True, eq=False)

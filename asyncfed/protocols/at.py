@@ -413,12 +413,16 @@ class Samples:
         """
         return self._sampler.with_replacement(self.at.rows[places], self.at.numbers[places], size, purpose)
 
-    def gradient(self, v: Tensor, batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Of each row of v with its batch: for the inner loss in y, for the outer in x; and the losses."""
+    def gradient(
+        self, v: Tensor, batch: tuple[Tensor, ...], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of each row of v with its batch, in `out` where given: for the inner loss in y, for the outer in x;
+        and the losses.
+        """
         if self.level == "inner":
-            return self.derivatives.inner_gradient(v, self.lam.expand(len(v), -1), batch)
+            return self.derivatives.inner_gradient(v, self.lam.expand(len(v), -1), batch, out=out)
         assert self.y is not None
-        return self.derivatives.outer_gradient(self.y.expand(len(v), -1), v, batch, "outer")
+        return self.derivatives.outer_gradient(self.y.expand(len(v), -1), v, batch, "outer", out=out)
 
     def descend(
         self,

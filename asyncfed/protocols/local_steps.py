@@ -22,6 +22,7 @@ from torch import Tensor
 
 from asyncfed.checks import PositiveInt
 from asyncfed.errors import ScenarioError
+from asyncfed.problems.layout import aligned_rows
 from asyncfed.problems.threads import worthwhile_threads
 from asyncfed.protocols.at import Samples
 from asyncfed.protocols.cost import Cost
@@ -180,7 +181,7 @@ class LocalSteps:
     ) -> tuple[Tensor, Tensor]:
         counts = self.counts(samples.sizes, samples.at.clients)
         rate = self.rates(counts, iteration, start)
-        v = start.expand(samples.k, -1).clone()
+        v = aligned_rows(samples.k, start).copy_(start)
         losses = start.new_zeros(samples.k)
         first = 0
         if direction is not None:

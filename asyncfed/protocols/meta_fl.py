@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ from asyncfed.checks import NonNegativeInt, PositiveFloat, PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
+from asyncfed.problems.layout import aligned_rows
 from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At, Level, Samples
 from asyncfed.protocols.cost import Cost
@@ -185,30 +186,50 @@ class MetaUpdates(Round):
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
         f = at.inner(board["x"])
         data = Minibatches(f, self.size)
-        w = board["y"].repeat(f.k, 1)  # laid out as all later ones are, whose operations are recorded
+        w = aligned_rows(f.k, board["y"]).copy_(board["y"])
+        room = Room.like(w, self.nu, self.variant)
         losses = w.new_zeros(f.k)
         for t in range(self.tau):
-            d, loss = self.meta_gradient(data, w, t)
-            w = torch.add(w, d, alpha=-self.beta)
-            losses += loss
+            losses += self.update(data, w, t, room)
         return Answer({"y": w}, {"loss": losses / self.tau})
 
-    def meta_gradient(self, data: Minibatches, w: Tensor, t: int) -> tuple[Tensor, Tensor]:
-        """d, as estimated in local update t, and the loss after ν steps."""
+    def update(self, data: Minibatches, w: Tensor, t: int, room: Room) -> Tensor:
+        """Local update t, in place; returns the loss after ν steps."""
         path = [w]
         for l in range(self.nu):  # noqa: E741, the paper's
-            path.append(data.stepped(path[l], f"{update(t)}, D {l}", self.alpha))
-        d, loss = data.gradient(path[self.nu], update(t))
+            path.append(data.stepped(path[l], f"{update(t)}, D {l}", self.alpha, room.path[l]))
+        if room.d is None:  # d would be a gradient and no more: w moves by it as it is made
+            return data.descend(path[self.nu], update(t), self.beta, w)
+        d, loss = data.gradient(path[self.nu], update(t), room.d)
         for l in reversed(range(self.nu)):  # noqa: E741
             primed = f"{update(t)}, D' {l}"
             if self.variant == "exact":
-                d = data.hessian_vector(path[l], d, primed, -self.alpha).add_(d)
+                data.less_hessian(path[l], d, primed, self.alpha)
             elif self.variant == "hf":
-                shift = self.delta * d
-                above, _ = data.gradient(path[l] + shift, primed)
-                below, _ = data.gradient(path[l] - shift, primed)
-                d = d - (self.alpha / (2 * self.delta)) * (above - below)
-        return d, loss
+                above, below = (
+                    data.gradient(torch.add(path[l], d, alpha=shift, out=there), primed, there)[0]
+                    for shift, there in zip((self.delta, -self.delta), room.shifted, strict=True)
+                )
+                d.sub_(above.sub_(below), alpha=self.alpha / (2 * self.delta))
+        w.sub_(d, alpha=self.beta)
+        return loss
+
+
+class Room(NamedTuple):
+    """Where the vectors of a local update are written, the same for all: to find memory anew takes long."""
+
+    path: tuple[Tensor, ...]
+    d: Tensor | None = None
+    shifted: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def like(cls, w: Tensor, nu: int, variant: Variant) -> Room:
+        """First-order, nobody looks back at the path: one place will do for all."""
+        if variant == "fo" or not nu:
+            return cls((aligned_rows(len(w), w),) * nu)
+        path = tuple(aligned_rows(len(w), w) for _ in range(nu))
+        shifted = tuple(aligned_rows(len(w), w) for _ in range(2 if variant == "hf" else 0))
+        return cls(path, aligned_rows(len(w), w), shifted)
 
 
 @dataclass(frozen=True)
@@ -229,7 +250,7 @@ class FineTuned(Act):
         data = Minibatches(at.inner(x[0]), self.size)
         path = [w]
         for number in range(max(self.steps, 1)):
-            path.append(data.stepped(path[-1], f"tuning {number}", self.alpha))
+            path.append(data.stepped(path[-1], f"tuning {number}", self.alpha, aligned_rows(len(w), w)))
         also = {f"tuned_{number}": Judged(path[number], x) for number in (0, 1)}
         return Judged(path[self.steps], x, also)
 
@@ -241,36 +262,42 @@ class Minibatches:
     f: Samples
     batch: int | None
 
-    def stepped(self, w: Tensor, purpose: str, rate: float) -> Tensor:
-        """w − rate · ∇f(w)"""
-        moved, _ = self._descend(w, purpose, rate, w.clone(memory_format=torch.contiguous_format))
+    def stepped(self, w: Tensor, purpose: str, rate: float, into: Tensor) -> Tensor:
+        """w − rate · ∇f(w), in `into`, which may be w."""
+        moved = into if into is w else into.copy_(w)
+        self.descend(moved, purpose, rate, moved)
         return moved
 
-    def gradient(self, w: Tensor, purpose: str) -> tuple[Tensor, Tensor]:
-        """∇f(w), and the losses."""
-        return self._descend(w, purpose, -1.0, w.new_zeros(w.shape))
-
-    def hessian_vector(self, w: Tensor, d: Tensor, purpose: str, scale: float) -> Tensor:
-        """scale · ∇²f(w) d"""
-        product = self.f.derivatives.inner_hessian_vector
+    def descend(self, w: Tensor, purpose: str, rate: float, into: Tensor) -> Tensor:
+        """Move `into`, which may be w, by −rate · ∇f(w); returns the losses."""
         if self.batch is not None:
-            batch = self.f.drawn(self.batch, purpose)
-            return product(w, self.f.lam.expand(len(w), -1), batch, d, scale)
+            return self.f.descend(w, self.f.drawn(self.batch, purpose), rate, into)
+        found, loss = self.gradient(w, purpose)
+        into.sub_(found, alpha=rate)
+        return loss
 
-        def piece(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            at = torch.from_numpy(places).to(w.device)
-            return (product(w[at], self.f.lam.expand(len(at), -1), samples, d[at], scale),)
-
-        (found,) = self.f.mean(None, purpose, piece, (w.shape[1],))
-        return found
-
-    def _descend(self, w: Tensor, purpose: str, rate: float, into: Tensor) -> tuple[Tensor, Tensor]:
-        """`into`, moved by −rate · ∇f(w), and the losses; by operations that are recorded once."""
+    def gradient(self, w: Tensor, purpose: str, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """∇f(w), in `out` where given, which may be w; and the losses."""
         if self.batch is not None:
-            return into, self.f.descend(w, self.f.drawn(self.batch, purpose), rate, into)
+            return self.f.gradient(w, self.f.drawn(self.batch, purpose), out)
 
         def piece(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return self.f.gradient(w[torch.from_numpy(places).to(w.device)], samples)
 
         found, loss = self.f.mean(None, purpose, piece, (w.shape[1], 1))
-        return into.add_(found, alpha=-rate), loss.view(-1)
+        return found if out is None else out.copy_(found), loss.view(-1)
+
+    def less_hessian(self, w: Tensor, d: Tensor, purpose: str, alpha: float) -> None:
+        """d ← d − α ∇²f(w) d"""
+        product = self.f.derivatives.inner_hessian_vector
+        if self.batch is not None:
+            batch = self.f.drawn(self.batch, purpose)
+            product(w, self.f.lam.expand(len(w), -1), batch, d, -alpha, d, add=True)
+            return
+
+        def piece(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            at = torch.from_numpy(places).to(w.device)
+            return (product(w[at], self.f.lam.expand(len(at), -1), samples, d[at]),)
+
+        (found,) = self.f.mean(None, purpose, piece, (w.shape[1],))
+        d.sub_(found, alpha=alpha)

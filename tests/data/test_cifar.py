@@ -56,6 +56,8 @@ def test_parts_are_joined_in_order_and_every_colour_is_normalised(
     third = batches["data_batch_3"][0][5].reshape(3, 32, 32) / 255.0
     expected = (third - np.reshape(TEN.mean, (3, 1, 1))) / np.reshape(TEN.std, (3, 1, 1))
     np.testing.assert_allclose(train.x[21].numpy(), expected, rtol=1e-5, atol=1e-6)
+    unit = load_dataset("cifar10", tmp_path, pixels="unit")
+    np.testing.assert_allclose(unit.x[21].numpy(), third, rtol=1e-6)
     assert train.classes == 10
     assert len(load_dataset("cifar10", tmp_path, limit=7)) == 7
     every = load_dataset("cifar10", tmp_path, part="all")

@@ -56,6 +56,15 @@ def test_emnist_letters_are_turned_upright(tmp_path: Path) -> None:
     assert emnist.classes == 62
 
 
+def test_pixels_may_stay_in_the_unit_interval(tmp_path: Path) -> None:
+    images, _ = small_images(tmp_path / "MNIST" / "raw", "train", packed=False)
+    plain = load_dataset("mnist", tmp_path, pixels="unit")
+    np.testing.assert_allclose(plain.x[:, 0].numpy(), images / 255.0, rtol=1e-6)
+    assert torch.equal(load_dataset("digits", pixels="unit").x, load_dataset("digits").x)
+    with pytest.raises(DataError, match="pixels is 'raw'; it must be 'normalised' or 'unit'"):
+        load_dataset("mnist", tmp_path, pixels="raw")  # type: ignore[arg-type]
+
+
 def test_loading_writes_nothing_beside_the_files(tmp_path: Path) -> None:
     small_images(tmp_path / "MNIST" / "raw", "train", packed=True)
     before = sorted(tmp_path.rglob("*"))

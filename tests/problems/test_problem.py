@@ -110,6 +110,7 @@ def test_a_recipe_holds_every_argument_defaults_included() -> None:
         "part": None,
         "download": False,
         "extra_test": 0,
+        "pixels": "normalised",
     }
 
 
