@@ -27,18 +27,21 @@ def summarise(results: Mapping[str, Result], paper: Paper, title: str, notes: Se
     import pandas as pd
 
     lines: list[dict[str, Any]] = []
-    found: dict[str, dict[str, tuple[float, float]]] = {}
+    found: dict[str, dict[str, tuple[float, float] | None]] = {}
     for where, method, figures, result in _rows(results):
+        whole = result.complete or method in BEGINNINGS
         ours = 100 * float(figures["accuracy"]), 100 * float(figures["accuracy_p10"])
-        found.setdefault(where, {})[method] = ours
+        found.setdefault(where, {})[method] = ours if whole else None
         theirs = paper.get(where, {}).get(method)
+        told = whole or method in PDBOS
+        step = str(int(figures["outer_step"])) if method in PDBOS else "–"
         lines.append(
             {
                 "network": where,
                 "method": method,
-                "accuracy": f"{ours[0]:.1f} / {ours[1]:.1f}",
+                "accuracy": f"{ours[0]:.1f} / {ours[1]:.1f}" if told else "diverged",
                 **({"paper": f"{theirs[0]:.1f} / {theirs[1]:.1f}" if theirs else "–"} if paper else {}),
-                "outer step": str(int(figures["outer_step"])) if method in PDBOS else "–",
+                "outer step": step if whole or not told else f"{step}, then it diverged",
                 "MB sent": round(float(figures["bytes"]) / 1e6),
                 "seconds": "–" if method in BEGINNINGS else round(float(result.manifest["wall_seconds"])),
             }
@@ -95,9 +98,9 @@ def _accuracies(results: Mapping[str, Result], short: bool) -> dict[str, tuple[A
     return curves
 
 
-def _order(where: str, found: Mapping[str, tuple[float, float]]) -> list[tuple[str, bool | None]]:
+def _order(where: str, found: Mapping[str, tuple[float, float] | None]) -> list[tuple[str, bool | None]]:
     """The paper's finding, pair by pair, in the mean and in the 10th percentile; and whether label weights do
-    more than a higher rate does.
+    more than a higher rate does. None has diverged.
     """
     ranked = [method for method in _RANKING if method in found]
     pairs = list(pairwise(ranked))
@@ -105,8 +108,12 @@ def _order(where: str, found: Mapping[str, tuple[float, float]]) -> list[tuple[s
         pairs.append(("PDBO-DA", FASTER_ROW))
     findings: list[tuple[str, bool | None]] = []
     for better, worse in pairs:
-        for place, what in enumerate(("mean", "10th percentile")):
-            a, b = found[better][place], found[worse][place]
+        ours, theirs = found[better], found[worse]
+        if ours is None or theirs is None:
+            diverged = " and ".join(name for name in (better, worse) if found[name] is None)
+            findings.append((f"{where}: {better} ≥ {worse}: {diverged} diverged", None))
+            continue
+        for what, a, b in zip(("mean", "10th percentile"), ours, theirs, strict=True):
             findings.append((f"{where}: {better} ({a:.1f}) ≥ {worse} ({b:.1f}), {what}", a >= b))
     return findings
 
@@ -123,19 +130,25 @@ def _evidence(results: Mapping[str, Result]) -> list[SummaryTable]:
         if method not in PDBOS:
             continue
         solved = result.metrics.groupby("outer_step")["validation_accuracy"].last()
-        whole, direct = result.final["hypergradient"], result.final["direct"]
-        sizes = direct.norm(dim=1), (whole - direct).norm(dim=1)
-        share = (sizes[0] / (sizes[0] + sizes[1]).clamp_min(1e-30)).mean()
-        outer = result.final["outer"]
         lines.append(
             {
                 "network": where,
                 "method": method,
                 "validation, % by outer step": " ".join(f"{100 * value:.1f}" for value in solved),
-                "mean ‖λ‖": round(float(outer.norm(dim=1).mean()), 2),
-                "largest |λ|": round(float(outer.abs().max()), 2),
-                "direct share": f"{100 * float(share):.0f}%",
+                **(_moved(result) if result.complete else dict.fromkeys(_MOVED, "–")),
             }
         )
     note = "direct share: of ‖∂_λ F‖ in ‖∂_λ F‖ + ‖indirect part‖ at the last outer step, mean over clients"
     return [SummaryTable("What the outer steps did", pd.DataFrame(lines), (note,))] if lines else []
+
+
+_MOVED = ("mean ‖λ‖", "largest |λ|", "direct share")
+
+
+def _moved(result: Result) -> dict[str, str]:
+    """How far λ went, and how much of the last hypergradient is direct."""
+    outer, whole, direct = (result.final[name] for name in ("outer", "hypergradient", "direct"))
+    sizes = direct.norm(dim=1), (whole - direct).norm(dim=1)
+    share = (sizes[0] / (sizes[0] + sizes[1]).clamp_min(1e-30)).mean()
+    told = f"{outer.norm(dim=1).mean():.2f}", f"{outer.abs().max():.2f}", f"{100 * float(share):.0f}%"
+    return dict(zip(_MOVED, told, strict=True))

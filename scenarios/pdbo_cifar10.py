@@ -62,4 +62,4 @@ def study(
         return summarise(results, PAPER, "Personalization", (note,))
 
     cells = parts(rows_of("StoD", faster=True), ("StoD",), problem, scale)
-    return Study("pdbo_cifar10", cells, summary, save_final=True)
+    return Study("pdbo_cifar10", cells, summary, save_final=True, with_diverged=True)

@@ -119,4 +119,4 @@ def study(
     cells: dict[str, Callable[[], Scenario]] = {}
     for name in networks_of(network):
         cells |= parts(rows_of(name, faster=True, served=True), (name,), problem, scale)
-    return Study("pdbo_emnist", cells, summary, save_final=True)
+    return Study("pdbo_emnist", cells, summary, save_final=True, with_diverged=True)

@@ -8,11 +8,11 @@ clients communicate once per epoch, and FC has the methods with a server, as in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from asyncfed import Result, Study, Summary
+from asyncfed import Result, Scenario, Study, Summary
 from asyncfed.problems import Problem, personalized_classification
-from scenarios._personalization import ROWS, Epochs, networks_of, parts, scaled
+from scenarios._personalization import ROWS, SERVED, Epochs, networks_of, parts, scaled
 from scenarios._personalization_summary import summarise
 from scenarios.pdbo_emnist import PAPER
 
@@ -59,6 +59,7 @@ def study(
     def summary(results: Mapping[str, Result]) -> Summary:
         return summarise(results, PAPER, "Personalization in the setting of the paper")
 
-    return Study(
-        "pdbo_emnist_full", parts(ROWS, networks_of(network), problem, scale), summary, save_final=True
-    )
+    cells: dict[str, Callable[[], Scenario]] = {}
+    for name in networks_of(network):
+        cells |= parts((*ROWS, *(SERVED if name == "FC" else ())), (name,), problem, scale)
+    return Study("pdbo_emnist_full", cells, summary, save_final=True, with_diverged=True)

@@ -76,4 +76,4 @@ def study(
     cells: dict[str, Callable[[], Scenario]] = {}
     for name in networks_of(network):
         cells |= parts(rows_of(name), (name,), problem, scale)
-    return Study("pdbo_shakespeare", cells, summary, save_final=True)
+    return Study("pdbo_shakespeare", cells, summary, save_final=True, with_diverged=True)
