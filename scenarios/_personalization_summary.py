@@ -17,9 +17,16 @@ Paper = Mapping[str, Mapping[str, tuple[float, float]]]
 _RANKING = ("PDBO-MTL&DA", "PDBO-MTL", "PDBO-DA", "SGP", "Local")
 
 
-def reported(method: str, result: Result) -> dict[str, Any]:
-    """The figures of a run that count: at the outer step of the best validation accuracy, or at the end."""
-    return result.best if method in PDBOS else dict(result.metrics.iloc[-1])
+_FIGURES = ("accuracy", "accuracy_p10")
+
+
+def reported(method: str, result: Result) -> dict[str, Any] | None:
+    """The figures of a run that count: at the outer step of the best validation accuracy, or at the end; None
+    of one that diverged before there were any.
+    """
+    if method in PDBOS:
+        return result.best if len(result.metrics) else None
+    return dict(result.metrics.iloc[-1]) if result.complete else None
 
 
 def summarise(results: Mapping[str, Result], paper: Paper, title: str, notes: Sequence[str] = ()) -> Summary:
@@ -29,20 +36,19 @@ def summarise(results: Mapping[str, Result], paper: Paper, title: str, notes: Se
     lines: list[dict[str, Any]] = []
     found: dict[str, dict[str, tuple[float, float] | None]] = {}
     for where, method, figures, result in _rows(results):
-        whole = result.complete or method in BEGINNINGS
-        ours = 100 * float(figures["accuracy"]), 100 * float(figures["accuracy_p10"])
-        found.setdefault(where, {})[method] = ours if whole else None
+        ours = None if figures is None else tuple(100 * float(figures[name]) for name in _FIGURES)
+        whole = result.complete or (method in BEGINNINGS and ours is not None)
+        found.setdefault(where, {})[method] = (ours[0], ours[1]) if whole and ours is not None else None
         theirs = paper.get(where, {}).get(method)
-        told = whole or method in PDBOS
-        step = str(int(figures["outer_step"])) if method in PDBOS else "–"
+        step = "–" if figures is None or method not in PDBOS else str(int(figures["outer_step"]))
         lines.append(
             {
                 "network": where,
                 "method": method,
-                "accuracy": f"{ours[0]:.1f} / {ours[1]:.1f}" if told else "diverged",
+                "accuracy": "diverged" if ours is None else f"{ours[0]:.1f} / {ours[1]:.1f}",
                 **({"paper": f"{theirs[0]:.1f} / {theirs[1]:.1f}" if theirs else "–"} if paper else {}),
-                "outer step": step if whole or not told else f"{step}, then it diverged",
-                "MB sent": round(float(figures["bytes"]) / 1e6),
+                "outer step": step if whole or ours is None else f"{step}, then it diverged",
+                "MB sent": "–" if figures is None else f"{float(figures['bytes']) / 1e6:,.0f}",
                 "seconds": "–" if method in BEGINNINGS else round(float(result.manifest["wall_seconds"])),
             }
         )
@@ -66,7 +72,7 @@ def summarise(results: Mapping[str, Result], paper: Paper, title: str, notes: Se
     return Summary([table, *_evidence(results)], findings, {"outer-steps": draw} if curves else {})
 
 
-def _rows(results: Mapping[str, Result]) -> Iterator[tuple[str, str, dict[str, Any], Result]]:
+def _rows(results: Mapping[str, Result]) -> Iterator[tuple[str, str, dict[str, Any] | None, Result]]:
     """Network, method, its figures and the run they are from; of a method that another begins with, those of
     outer step 0, unless it has a run of its own.
     """
@@ -74,8 +80,9 @@ def _rows(results: Mapping[str, Result]) -> Iterator[tuple[str, str, dict[str, A
         where, method = name.split("/")
         for beginning, of in BEGINNINGS.items():
             if of == method and f"{where}/{beginning}" not in results:
-                begun = result.metrics[result.metrics["outer_step"] == 0]
-                yield where, beginning, dict(begun.iloc[-1]), result
+                metrics = result.metrics
+                begun = metrics[metrics["outer_step"] == 0] if len(metrics) else metrics
+                yield where, beginning, dict(begun.iloc[-1]) if len(begun) else None, result
         yield where, method, reported(method, result), result
 
 
@@ -83,17 +90,19 @@ def _accuracies(results: Mapping[str, Result], short: bool) -> dict[str, tuple[A
     """Accuracy over outer steps, by method; of one without them, what it came to, all along. Nothing where no
     method has any.
     """
-    tuned = {name for name in results if name.split("/")[1] in PDBOS}
+    tuned = {name for name, run in results.items() if name.split("/")[1] in PDBOS and len(run.metrics)}
     if not tuned:
         return {}
     end = max(results[name].metrics["outer_step"].iloc[-1] for name in tuned)
     curves: dict[str, tuple[Any, Any]] = {}
     for name, result in results.items():
         metrics, method = result.metrics, name.split("/")[1]
-        level = 100 * float(reported(method, result)["accuracy"])
-        shown = method if short else name
-        curves[shown] = (
-            (metrics["outer_step"], 100 * metrics["accuracy"]) if name in tuned else ((0, end), [level] * 2)
+        figures = reported(method, result)
+        if figures is None:
+            continue
+        level = [100 * float(figures["accuracy"])] * 2
+        curves[method if short else name] = (
+            (metrics["outer_step"], 100 * metrics["accuracy"]) if name in tuned else ((0, end), level)
         )
     return curves
 
@@ -127,7 +136,7 @@ def _evidence(results: Mapping[str, Result]) -> list[SummaryTable]:
     lines = []
     for name, result in results.items():
         where, method = name.split("/")
-        if method not in PDBOS:
+        if method not in PDBOS or not len(result.metrics):
             continue
         solved = result.metrics.groupby("outer_step")["validation_accuracy"].last()
         lines.append(

@@ -90,6 +90,21 @@ def test_personalization_begins_with_the_rows_that_it_is_said_to_begin_with(tmp_
             assert begun[figure] == alone[figure].iloc[-1]
 
 
+def test_rows_that_diverge_are_said_to(tmp_path: Path) -> None:
+    """Ensembles at a senseless rate: their rows have no figures, and nothing is compared with them."""
+    study = made("pdbo_cifar10", *SMALL["pdbo_cifar10"], "lr_mtl=1e30")
+    result = run_study(study, out=tmp_path / "study")
+    table = result.table().set_index("method")["accuracy"]
+    assert {method for method, figures in table.items() if figures == "diverged"} == {
+        "PDBO-MTL&DA", "PDBO-MTL", "SGP-MTL", "Local-MTL"
+    }  # fmt: skip
+    assert (
+        "StoD: PDBO-MTL&DA ≥ PDBO-MTL: PDBO-MTL&DA and PDBO-MTL diverged",
+        None,
+    ) in result.summary.findings
+    assert any(words.startswith("StoD: PDBO-DA (") for words, _ in result.summary.findings)
+
+
 def test_the_quickstart_shows_what_it_promises(tmp_path: Path) -> None:
     """On a seed that it was not made with; docs/results.md has ten."""
     result = run_study(quickstart.study(seed=5), out=tmp_path / "study", pictures=False)
