@@ -188,6 +188,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "Problem": {"name": "p", "data": problem.data, "init_inner": problem.init_inner, "inner_loss": loss},
         "Stages": {"encode": loss, "loss": loss},
         "Mixture": {"count": 2, "losses": loss},
+        "Network": {"module": torch.nn.Linear(2, 2), "inner": loss},
         "mixture_truth": {"problem": normal_mixture(2, samples=3)},
         "normal_mixture": {"clients": 2, "samples": 3},
         "average_minimiser": {"problem": problem},

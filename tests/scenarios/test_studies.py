@@ -56,7 +56,9 @@ def made(name: str, *settings: str) -> Study:
 
 def test_all_of_them_are_here() -> None:
     elsewhere = {
-        name for name in known_studies() if name.startswith(("aggitd_", "fednest_", "async_", "churn"))
+        name
+        for name in known_studies()
+        if name.startswith(("aggitd_", "fednest_", "async_", "churn", "meta_"))
     }
     assert sorted({*SMALL, *elsewhere}) == sorted(known_studies())
 
