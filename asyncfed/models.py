@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.nn.functional import linear
 
 from asyncfed.checks import Range, Words, checked
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.lstm import LSTM
 from asyncfed.room import require_room
 
 MODELS = ("logistic", "mlp", "cnn", "lenet")
@@ -33,6 +34,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "softplus": nn.Softplus,
 }
 Width = Annotated[int, Range(1, 10**7)]
+Positions = Literal["all", "last"]
 ModelName = Annotated[
     str,
     Words(
@@ -154,58 +156,25 @@ def lenet(shape: tuple[int, ...] = (1, 28, 28), classes: Width = 10) -> nn.Modul
         )
 
 
-class LSTM(nn.Module):
-    """Stacked LSTM layers: a sequence (B, length, inputs) to the last layer's output at its end (B, hidden).
+class LastStep(nn.Module):
+    """Sequences (B, length, …) to what stands at their end (B, …)."""
 
-    The equations, parameters and initial values of `torch.nn.LSTM`, written as matrix products and pointwise
-    functions, because torch's own can neither be vmapped nor differentiated twice on a CPU. All layers take a
-    step before the next character is looked at, so that without gradients only the present state is held.
-    """
-
-    def __init__(self, inputs: int, hidden: int, layers: int) -> None:
-        super().__init__()
-        self.hidden, self.layers = hidden, layers
-        for layer in range(layers):
-            shapes = {
-                "weight_ih": (4 * hidden, hidden if layer else inputs),
-                "weight_hh": (4 * hidden, hidden),
-                "bias_ih": (4 * hidden,),
-                "bias_hh": (4 * hidden,),
-            }
-            for name, shape in shapes.items():
-                self.register_parameter(f"{name}_l{layer}", nn.Parameter(torch.empty(shape)))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        bound = 1 / math.sqrt(self.hidden)
-        for parameter in self.parameters():
-            nn.init.uniform_(parameter, -bound, bound)
-
-    def forward(self, sequence: Tensor) -> Tensor:
-        # One product with [W_ih W_hh] instead of two: a fifth of the time of a Hessian-vector product.
-        weights = [torch.cat(self._of(layer, "weight"), dim=1) for layer in range(self.layers)]
-        biases = [sum(self._of(layer, "bias")) for layer in range(self.layers)]
-        h = [sequence.new_zeros(len(sequence), self.hidden)] * self.layers
-        c = list(h)
-        for output in sequence.unbind(1):
-            for layer in range(self.layers):
-                gates = torch.cat((output, h[layer]), -1) @ weights[layer].T + biases[layer]
-                i, f, g, o = gates.chunk(4, -1)
-                c[layer] = f.sigmoid() * c[layer] + i.sigmoid() * g.tanh()
-                output = h[layer] = o.sigmoid() * c[layer].tanh()
-        return h[-1]
-
-    def _of(self, layer: int, kind: str) -> tuple[Tensor, Tensor]:
-        return getattr(self, f"{kind}_ih_l{layer}"), getattr(self, f"{kind}_hh_l{layer}")
+    def forward(self, sequences: Tensor) -> Tensor:
+        return sequences[:, -1]
 
 
 @checked
 def char_lstm(
-    vocabulary: Width = 80, embedding: Width = 8, hidden: Width = 256, layers: Width = 2
+    vocabulary: Width = 80,
+    embedding: Width = 8,
+    hidden: Width = 256,
+    layers: Width = 2,
+    positions: Positions = "all",
 ) -> nn.Module:
-    """The network of PDBO's Shakespeare experiment: characters (B, length) to logits of the next one.
+    """The network of PDBO's Shakespeare experiment: characters (B, length) to logits of what follows each (B,
+    length, vocabulary), or (`positions="last"`) the last of them (B, vocabulary).
 
-    819,920 parameters as in the paper: an `embedding`, an `lstm` and a `head` on its last output.
+    819,920 parameters as in the paper: an `embedding`, an `lstm` and a `head` on its outputs.
     """
     require_room(
         8.0 * (vocabulary * (embedding + hidden) + 8.0 * layers * hidden**2),
@@ -213,13 +182,13 @@ def char_lstm(
         "give fewer or smaller layers",
     )
     with borrowed_random_state(0):
-        return nn.Sequential(
-            OrderedDict(
-                embedding=nn.Embedding(vocabulary, embedding),
-                lstm=LSTM(embedding, hidden, layers),
-                head=nn.Linear(hidden, vocabulary),
-            )
+        parts: OrderedDict[str, nn.Module] = OrderedDict(
+            embedding=nn.Embedding(vocabulary, embedding), lstm=LSTM(embedding, hidden, layers)
         )
+        if positions == "last":
+            parts["last"] = LastStep()
+        parts["head"] = nn.Linear(hidden, vocabulary)
+        return nn.Sequential(parts)
 
 
 @checked

@@ -16,6 +16,7 @@ from benchmarks.table import Row
 
 
 def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
+    from benchmarks.convolutions import convolutions
     from benchmarks.durability import checkpoints
     from benchmarks.events import event_driven, schedule_alone
     from benchmarks.explorer import explorer
@@ -36,6 +37,7 @@ def _benchmarks() -> dict[str, Callable[[], list[Row]]]:
         "fedavg": fedavg,
         "fednest": fednest,
         "meta": meta,
+        "convolutions": convolutions,
         "rounds": tiny_rounds,
         "buffered": buffered,
         "trace": trace,

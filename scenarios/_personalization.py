@@ -2,31 +2,63 @@
 
 A row is a method, a column a network; `Scale` is everything that is smaller here than in the paper. Outer
 settings are those of its Table 2, the hypergradient those of its App. D: (VR-)HGP with joint sampling and
-expectations that each client estimates from its own rounds of SGP.
+expectations that each client estimates from its own rounds of SGP. On fixed networks (FC, FixU) a client
+communicates once per local epoch (`Epochs`), and FC has the rows of the methods with a server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from asyncfed import Result, Scenario, Summary, SummaryTable
+from asyncfed import Scenario
 from asyncfed.errors import UnknownNameError
 from asyncfed.network import FastestMixing, Metropolis, Uniform, Weights
 from asyncfed.problems import Problem
-from asyncfed.protocols import HGP, PDBO, SGP, VRHGP, Local, StepDecay
-from topologies import erdos_renyi, fully_connected, stochastic_directed, stochastic_undirected
+from asyncfed.protocols import (
+    HGP,
+    PDBO,
+    SGP,
+    VRHGP,
+    ClusteredFL,
+    EpochSGP,
+    FedAvgPlus,
+    FedEM,
+    FedProx,
+    Local,
+    LocalSteps,
+    PFedMe,
+    StepDecay,
+)
+from topologies import erdos_renyi, fully_connected, star, stochastic_directed, stochastic_undirected
 
 if TYPE_CHECKING:
     import networkx as nx
 
 NETWORKS = ("FC", "FixU", "StoU", "StoD")
-ROWS = ("SGP", "SGP-MTL", "Local", "Local-MTL", "PDBO-DA", "PDBO-MTL", "PDBO-MTL&DA")
-_PERSONALIZE = {"PDBO-DA": "da", "PDBO-MTL": "mtl", "PDBO-MTL&DA": "mtl+da"}
-# The order of Table 1 and Table 4 on stochastic directed links, best first.
-_RANKING = ("PDBO-MTL&DA", "PDBO-MTL", "PDBO-DA", "SGP", "Local")
+PDBOS = {"PDBO-MTL&DA": "mtl+da", "PDBO-MTL": "mtl", "PDBO-DA": "da"}
+BEGINNINGS = {"SGP": "PDBO-DA", "SGP-MTL": "PDBO-MTL"}
+"""Rows that another begins with: λ = 0 weighs all labels alike, and all models of an ensemble."""
+ROWS = (*PDBOS, "SGP-MTL", "SGP", "Local-MTL", "Local")
+SERVED = ("FedAvg+", "FedProx", "pFedMe", "Clustered-FL", "FedEM")
+"""Methods with a server, of the table's first column."""
+
+FASTER = 2.6
+"""Mean weight of a sample where λ of label weights is ±1: what label weights do to the learning rate."""
+FASTER_ROW = f"SGP-x{FASTER:g}"
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """One communication per local epoch of SGD with momentum; `lr_mtl` is for ensembles."""
+
+    rounds: int
+    batch: int
+    lr: float
+    lr_mtl: float
+    decay_at: tuple[int, ...]
+    momentum: float = 0.9
 
 
 @dataclass(frozen=True)
@@ -43,14 +75,49 @@ class Scale:
     rounds: int
     hypergradient_lr: float
     hypergradient_lr_mtl: float
+    outer_lr: float = 0.1
     weight_decay: float = 1e-3
+    repeated: bool = False
+    epochs: Epochs | None = None
     fastest_mixing: bool = False
     seed: int = 0
 
 
-ProblemMaker = Callable[
-    [str, "float | Mapping[str, float]"], Problem
-]  # of a personalization and outer L2 rates
+def scaled(
+    clients: int,
+    steps: int,
+    batch: int,
+    lr: float,
+    lr_mtl: float,
+    outer_steps: int,
+    outer_lr: float,
+    rounds: int,
+    seed: int,
+    **more: Any,
+) -> Scale:
+    """As the authors' code has it: rates ×0.1 at 5/6 and 11/12 of the steps, the hypergradient of a step at
+    the last rate, and outer steps that all see the same minibatches and links.
+    """
+    return Scale(
+        clients=clients,
+        steps=steps,
+        batch=batch,
+        lr=lr,
+        lr_mtl=lr_mtl,
+        decay_at=(steps * 5 // 6, steps * 11 // 12),
+        outer_steps=outer_steps,
+        rounds=rounds,
+        hypergradient_lr=0.01 * lr,
+        hypergradient_lr_mtl=0.01 * lr_mtl,
+        outer_lr=outer_lr,
+        repeated=True,
+        seed=seed,
+        **more,
+    )
+
+
+# A problem of a personalization and outer L2 rates.
+ProblemMaker = Callable[[str, "float | Mapping[str, float]"], Problem]
 
 
 def network(name: str, clients: int, *, fastest: bool = False) -> tuple[nx.Graph, Weights]:
@@ -73,45 +140,48 @@ def networks_of(name: str) -> Sequence[str]:
     return NETWORKS if name == "all" else (name,)
 
 
+def rows_of(where: str, *, faster: bool = False, served: bool = False) -> tuple[str, ...]:
+    """What has to be run for a column whose outer steps repeat their draws: `BEGINNINGS` come with it. Where
+    they communicate every step, `faster` adds SGP at the rate that label weights amount to.
+    """
+    extra = (FASTER_ROW,) if faster and where in ("StoU", "StoD") else ()
+    return (*PDBOS, *extra, "Local-MTL", "Local", *(SERVED if served and where == "FC" else ()))
+
+
 def row(method: str, where: str, problem: ProblemMaker, scale: Scale) -> Scenario:
     """One cell of the table."""
     graph, weights = network(where, scale.clients, fastest=scale.fastest_mixing)
-    ensemble = "MTL" in method
-    lr = scale.lr_mtl if ensemble else scale.lr
-    settings: dict[str, Any] = {
-        "steps": scale.steps,
-        "lr": StepDecay(lr, at=scale.decay_at),
-        "batch": scale.batch,
-        "weight_decay": scale.weight_decay,
-    }
-    common: dict[str, Any] = {
-        "topology": graph,
-        "weights": weights,
-        "seed": scale.seed,
-        "name": f"{where}/{method}",
-    }
-    if not method.startswith("PDBO"):
-        protocol = (Local if method.startswith("Local") else SGP)(**settings)
+    common: dict[str, Any] = {"weights": weights, "seed": scale.seed, "name": f"{where}/{method}"}
+    ensemble = "MTL" in method or method == "FedEM"
+    if method in SERVED:
+        assert scale.epochs is not None, "asked only of a scale that has epochs"
         made = problem("mtl" if ensemble else "none", 0.0)
-        return Scenario(problem=made, protocol=protocol, evaluate_every=scale.steps, **common)
-    fixed = where in ("FC", "FixU")
-    rates = {"ensemble": 1.0 if fixed else 0.1, "labels": 0.1}
-    decay = {"ensemble": 0.01, "labels": 0.0005 if ensemble else 0.0}
-    kind = _PERSONALIZE[method]
+        return Scenario(problem=made, topology=star(scale.clients), protocol=_served(method, scale), **common)
+    fixed = scale.epochs is not None and where in ("FC", "FixU")
+    inner = _epochs(scale, where, ensemble) if fixed else _steps(scale, method, ensemble)
+    common["topology"] = graph
+    if method not in PDBOS:
+        made = problem("mtl" if ensemble else "none", 0.0)
+        if method.startswith("Local"):
+            inner = Local(**_step_settings(scale, ensemble))
+        return Scenario(problem=made, protocol=inner, evaluate_every=inner.steps, **common)
+    kind = PDBOS[method]
     parts = {"da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}[kind]
-    estimator = (HGP if fixed else VRHGP)(
-        rounds=scale.rounds,
-        sampling="joint",
-        lr=scale.hypergradient_lr_mtl if ensemble else scale.hypergradient_lr,
+    rates = {"ensemble": scale.outer_lr * (10 if where in ("FC", "FixU") else 1), "labels": scale.outer_lr}
+    decay = {"ensemble": 0.01, "labels": 0.0005 if ensemble else 0.0}
+    lr = scale.hypergradient_lr_mtl if ensemble else scale.hypergradient_lr
+    estimator = (HGP if where in ("FC", "FixU") else VRHGP)(
+        rounds=scale.rounds, sampling="joint", lr=None if fixed else lr
     )
-    protocol_pdbo = PDBO(
-        inner=SGP(**settings),
+    protocol = PDBO(
+        inner=inner,
         hypergradient=estimator,
         outer_steps=scale.outer_steps,
         outer_lr={part: rates[part] for part in parts},
+        draws="repeated" if scale.repeated else "fresh",
     )
     made = problem(kind, {part: decay[part] for part in parts})
-    return Scenario(problem=made, protocol=protocol_pdbo, **common)
+    return Scenario(problem=made, protocol=protocol, **common)
 
 
 def parts(
@@ -125,84 +195,51 @@ def parts(
     return {f"{name}/{method}": part(method, name) for name in where for method in methods}
 
 
-def reported(result: Result) -> dict[str, Any]:
-    """The figures of a run that count: at the outer step of the best validation accuracy, or at the end."""
-    if "outer_step" in result.metrics and result.metrics["outer_step"].notna().any():
-        return result.best
-    return dict(result.metrics.iloc[-1])
+def _step_settings(scale: Scale, ensemble: bool, faster: float = 1.0) -> dict[str, Any]:
+    lr = faster * (scale.lr_mtl if ensemble else scale.lr)
+    return {
+        "steps": scale.steps,
+        "lr": StepDecay(lr, at=scale.decay_at),
+        "batch": scale.batch,
+        "weight_decay": scale.weight_decay,
+    }
 
 
-def summarise(
-    results: Mapping[str, Result],
-    paper: Mapping[str, Mapping[str, tuple[float, float]]],
-    title: str,
-    notes: Sequence[str] = (),
-) -> Summary:
-    """Accuracy and 10th percentile, ours and the paper's; whether its order holds; curves."""
-    import pandas as pd
+def _steps(scale: Scale, method: str, ensemble: bool) -> SGP:
+    return SGP(**_step_settings(scale, ensemble, FASTER if method == FASTER_ROW else 1.0))
 
-    lines: list[dict[str, Any]] = []
-    found: dict[str, dict[str, tuple[float, float]]] = {}
-    for name, result in results.items():
-        where, method = name.split("/")
-        figures = reported(result)
-        ours = 100 * float(figures["accuracy"]), 100 * float(figures["accuracy_p10"])
-        found.setdefault(where, {})[method] = ours
-        theirs = paper.get(where, {}).get(method)
-        lines.append(
-            {
-                "network": where,
-                "method": method,
-                "accuracy": f"{ours[0]:.1f} / {ours[1]:.1f}",
-                **({"paper": f"{theirs[0]:.1f} / {theirs[1]:.1f}" if theirs else "–"} if paper else {}),
-                "outer step": str(int(figures["outer_step"])) if "outer_step" in figures else "–",
-                "MB sent": round(float(result.metrics["bytes"].iloc[-1]) / 1e6),
-                "seconds": round(float(result.manifest["wall_seconds"])),
-            }
-        )
-    table = SummaryTable(
-        title,
-        pd.DataFrame(lines),
-        (
-            "accuracy in %, mean over test samples / client at the 10th percentile; for PDBO at the outer "
-            "step of the best validation accuracy",
-            *notes,
-        ),
+
+def _epochs(scale: Scale, where: str, ensemble: bool) -> EpochSGP:
+    """On FC clients count by their samples, as in FedAvg."""
+    epochs = scale.epochs
+    assert epochs is not None
+    return EpochSGP(
+        steps=epochs.rounds,
+        lr=StepDecay(epochs.lr_mtl if ensemble else epochs.lr, at=epochs.decay_at),
+        batch=epochs.batch,
+        momentum=epochs.momentum,
+        weight_decay=scale.weight_decay,
+        weighted=where == "FC",
     )
-    findings = [finding for where in found for finding in _order(where, found[where])]
-    curves = _accuracies(results, short=len(found) == 1)
-
-    def draw(path: Any) -> object:
-        from asyncfed.report import draw_curves
-
-        return draw_curves(path, curves, xlabel="outer step", ylabel="test accuracy, %", title=title)
-
-    return Summary([table], findings, {"outer-steps": draw} if curves else {})
 
 
-def _accuracies(results: Mapping[str, Result], short: bool) -> dict[str, tuple[Any, Any]]:
-    """Accuracy over outer steps, by method; of one without them, what it came to, all along. Nothing where no
-    method has any.
+def _served(method: str, scale: Scale) -> Any:
+    """As the table's runs had them: FedProx without momentum, pFedMe in the form of FedEM's code, FedAvg+
+    tuned at the last rate.
     """
-    ends = [r.metrics["outer_step"].iloc[-1] for r in results.values() if "outer_step" in r.metrics]
-    if not ends:
-        return {}
-    curves: dict[str, tuple[Any, Any]] = {}
-    for name, result in results.items():
-        metrics, shown = result.metrics, name.split("/")[1] if short else name
-        if "outer_step" in metrics:
-            curves[shown] = metrics["outer_step"], 100 * metrics["accuracy"]
-        else:
-            curves[shown] = (0, max(ends)), [100 * float(reported(result)["accuracy"])] * 2
-    return curves
-
-
-def _order(where: str, found: Mapping[str, tuple[float, float]]) -> list[tuple[str, bool | None]]:
-    """The paper's finding, pair by pair, in the mean and in the 10th percentile."""
-    ranked = [method for method in _RANKING if method in found]
-    findings: list[tuple[str, bool | None]] = []
-    for better, worse in pairwise(ranked):
-        for place, what in enumerate(("mean", "10th percentile")):
-            a, b = found[better][place], found[worse][place]
-            findings.append((f"{where}: {better} ({a:.1f}) ≥ {worse} ({b:.1f}), {what}", a >= b))
-    return findings
+    epochs = scale.epochs
+    assert epochs is not None
+    lr = epochs.lr_mtl if method == "FedEM" else epochs.lr
+    local = LocalSteps(StepDecay(lr, at=epochs.decay_at), epochs=1, batch=epochs.batch)
+    settings: dict[str, Any] = {"momentum": epochs.momentum, "weight_decay": scale.weight_decay}
+    match method:
+        case "FedAvg+":
+            last = LocalSteps(0.1 ** len(epochs.decay_at) * lr, epochs=1, batch=epochs.batch)
+            return FedAvgPlus(epochs.rounds, local, tuning=last, **settings)
+        case "FedProx":
+            return FedProx(epochs.rounds, local, mu=0.1, weight_decay=scale.weight_decay)
+        case "pFedMe":
+            return PFedMe(epochs.rounds, local, form="fedem", lam=1.0, **settings)
+        case "Clustered-FL":
+            return ClusteredFL(epochs.rounds, local)
+    return FedEM(epochs.rounds, local, **settings)

@@ -35,7 +35,11 @@ Finding = tuple[str, bool | None]
 PARTITIONS = {"iid": "iid", "non-iid": "shards:2"}
 """As the papers say it, and as `asyncfed.problems` does: two shards of one label each."""
 
+ROUNDS = {"FBO-AggITD": 5, "FedNest": 10, "FedNest-SGD": 9, "LFedNest-SVRG": 3, "LFedNest": 2}
+"""Communication rounds of an outer iteration with one inner round and five products."""
+
 _SMOOTH = 10  # evaluations that one accuracy of a noisy course is a mean of
+_RISES = 0.01  # accuracy, from one quarter of a run to the next
 _NOISE = 20  # evaluations at the end whose ups and downs are looked at
 
 
@@ -152,6 +156,32 @@ def mean_of(result: Result, column: str) -> float:
 
 def iterations(result: Result) -> int:
     return int(result.metrics["outer_step"].iloc[-1])
+
+
+def iterations_in(name: str, rounds: int) -> int:
+    """How many outer iterations of a method there are between two evaluations that are to be about so many
+    communication rounds apart.
+    """
+    return max(1, round(rounds / ROUNDS[name]))
+
+
+def rise(result: Result, metric: str = "accuracy") -> float:
+    """By how much the last quarter of the evaluations is higher than the quarter before it, in the mean."""
+    values = course(result, metric)
+    quarter = max(1, len(values) // 4)
+    before = values[-2 * quarter : -quarter]
+    return float(values[-quarter:].mean() - before.mean()) if len(before) else 0.0
+
+
+def fate(result: Result, chance: float = 0.1) -> str:
+    """What became of a run: "diverged", "at chance" (less than twice that accuracy at its end), "rising" (by
+    more than a point, see `rise`) or "level".
+    """
+    if not result.complete:
+        return "diverged"
+    if ending(result) < 2 * chance:
+        return "at chance"
+    return "rising" if rise(result) > _RISES else "level"
 
 
 def rounds_per_iteration(result: Result) -> float:

@@ -12,7 +12,6 @@ from torch.func import functional_call, grad, vmap
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.models import (
     ACTIVATIONS,
-    LSTM,
     build_model,
     char_lstm,
     cnn,
@@ -222,46 +221,18 @@ def test_one_generator_yields_different_values_each_time() -> None:
     assert not torch.equal(first["head.weight"], second["head.weight"])
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_an_lstm_is_torchs_lstm(layers: int) -> None:
-    own = LSTM(3, 5, layers).double()
-    torchs = torch.nn.LSTM(3, 5, layers, batch_first=True).double()
-    assert list(own.state_dict()) == list(torchs.state_dict())
-    torchs.load_state_dict(own.state_dict())
-    sequence = torch.randn(4, 7, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    sequence.requires_grad_()
-    outputs = own(sequence), torchs(sequence)[0][:, -1]
-    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-14)
-    gradients = [
-        torch.autograd.grad(output.square().sum(), [sequence, *module.parameters()])
-        for output, module in zip(outputs, (own, torchs), strict=True)
-    ]
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-14)
-
-
-def test_an_lstm_can_be_differentiated_twice() -> None:
-    module = char_lstm(vocabulary=6, embedding=3, hidden=4).double()
-    g = torch.Generator().manual_seed(0)
-    characters, parameters = torch.randint(6, (5, 7), generator=g), list(module.parameters())
-    directions = [torch.randn(p.shape, generator=g, dtype=torch.float64) for p in parameters]
-
-    def gradient(shift: float, create_graph: bool = False) -> list[torch.Tensor]:
-        moved = {
-            name: (p + shift * u).detach().requires_grad_()
-            for (name, p), u in zip(module.named_parameters(), directions, strict=True)
-        }
-        loss = functional_call(module, moved, (characters,)).square().mean()
-        found = torch.autograd.grad(loss, list(moved.values()), create_graph=create_graph)
-        if not create_graph:
-            return list(found)
-        along = sum((f * u).sum() for f, u in zip(found, directions, strict=True))
-        return list(torch.autograd.grad(along, list(moved.values())))
-
-    for product, ahead, behind in zip(
-        gradient(0.0, create_graph=True), gradient(1e-6), gradient(-1e-6), strict=True
-    ):
-        torch.testing.assert_close(product, (ahead - behind) / 2e-6, rtol=1e-6, atol=1e-8)
+def test_a_character_network_predicts_at_all_positions_or_at_the_last() -> None:
+    everywhere, at_the_end = (char_lstm(6, hidden=4, positions=which) for which in ("all", "last"))
+    assert list(everywhere.state_dict()) == list(at_the_end.state_dict())
+    at_the_end.load_state_dict(everywhere.state_dict())
+    characters = torch.arange(20).view(4, 5) % 6
+    found = everywhere(characters)
+    assert found.shape == (4, 5, 6)
+    torch.testing.assert_close(at_the_end(characters), found[:, -1])
+    for length in range(1, 5):  # a position knows nothing of later ones
+        torch.testing.assert_close(everywhere(characters[:, :length]), found[:, :length])
+    with pytest.raises(ScenarioError, match="char_lstm: positions is 'first'"):
+        char_lstm(6, positions="first")  # type: ignore[arg-type]
 
 
 def test_an_lstm_begins_like_torchs() -> None:

@@ -232,6 +232,24 @@ def test_a_part_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     assert load(tmp_path / "StoD" / "SGP-4a&b").status == "failed"
 
 
+def test_what_diverged_is_summarised_too_where_the_study_asks_for_it(tmp_path: Path) -> None:
+    def judge(results: Mapping[str, Result]) -> Summary:
+        rows = [
+            {"part": name, "complete": result.complete, "evaluations": len(result.metrics)}
+            for name, result in results.items()
+        ]
+        return Summary([SummaryTable("Ends", pd.DataFrame(rows))])
+
+    study = small(last=1e30, steps=200, summarise=judge, with_diverged=True)
+    result = run_study(study, out=tmp_path, only=NAMES[1:])
+    table = result.table().set_index("part")
+    assert table["complete"].to_dict() == {"StoD/SGP": True, "StoD/SGP-4a&b": False}
+    assert 1 <= table["evaluations"]["StoD/SGP-4a&b"] < table["evaluations"]["StoD/SGP"]
+    assert list(result.results) == ["StoD/SGP"]
+    assert load_study(tmp_path).summarised == NAMES[1:]
+    assert "failed  StoD/SGP-4a&b: " in (tmp_path / "summary.txt").read_text()
+
+
 def test_what_diverged_is_tried_again_only_where_asked_for_or_changed(tmp_path: Path) -> None:
     run_study(small(last=1e30, steps=100), out=tmp_path)
 

@@ -181,7 +181,7 @@ def test_the_command_tells_of_failures_and_refuses(tmp_path: Path) -> None:
         (["--sweep", "protocol.lr"], "must look like path=value,value"),
         (["--sweep", "protocol.rl=1,2"], "did you mean 'protocol.lr'"),
         (["--sweep", "seed=1,2", "--seeds", "3"], "both say which seeds"),
-        (["--workers", "2"], "are for sweeps"),
+        (["--workers", "2"], "is for sweeps and studies"),
         (["--seeds", "2", "--workers", "2", "--backend", "ray"], "needs backend='local'"),
     ):
         refused = CliRunner().invoke(app, ["run", file, *wrong, "--out", str(tmp_path / "none")])

@@ -29,6 +29,7 @@ import asyncfed
 import topologies
 from asyncfed import AsyncfedError, Scenario, Study, Summary, data, models, network, problems, protocols
 from asyncfed.data import IID, Dataset, client_data_from_lists
+from asyncfed.mobilenet import mobilenet_v2
 from asyncfed.network import Uniform, exact_expectations
 from asyncfed.network.links import compile_network
 from asyncfed.options import Options
@@ -98,6 +99,7 @@ def public() -> Iterator[tuple[str, Any]]:
                 yield f"{module.__name__}.{name}", thing
     for name in ("mlp", "cnn", "lenet", "emnist_cnn", "char_lstm", "logistic_regression", "build_model"):
         yield f"asyncfed.models.{name}", getattr(models, name)
+    yield "asyncfed.mobilenet.mobilenet_v2", mobilenet_v2
     for name, thing in registered().items():
         if thing not in seen:
             yield f"registered {name}", thing
@@ -186,6 +188,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "Problem": {"name": "p", "data": problem.data, "init_inner": problem.init_inner, "inner_loss": loss},
         "Stages": {"encode": loss, "loss": loss},
         "Mixture": {"count": 2, "losses": loss},
+        "Network": {"module": torch.nn.Linear(2, 2), "inner": loss},
         "mixture_truth": {"problem": normal_mixture(2, samples=3)},
         "normal_mixture": {"clients": 2, "samples": 3},
         "average_minimiser": {"problem": problem},
@@ -211,6 +214,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         "shared_hypergradient": {"problem": tilted, "lam": torch.zeros(1, dtype=torch.float64)},
         "shared_solution": {"problem": tilted},
         "mlp": {"sizes": [2, 3, 2]},
+        "mobilenet_v2": {"classes": 2, "width": 0.1},
         "char_lstm": {"hidden": 4},
         "logistic_regression": {"inputs": 2, "classes": 2},
         "build_model": {"spec": "logistic", "inputs": 3, "classes": 2},

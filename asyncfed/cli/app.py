@@ -158,7 +158,11 @@ def run(
         int | None, typer.Option(min=1, help="Run each with so many seeds, from --seed (or 0) on.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Of a sweep: how many runs at a time; one per core unless told.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="How many runs at a time: of a sweep (one per core unless told), or parts of a study (one).",
+        ),
     ] = None,
     metric: Annotated[
         str | None,
@@ -193,15 +197,19 @@ def run(
             report=report,
         )
         return
-    if workers is not None or metric is not None:
-        from asyncfed.errors import ScenarioError
+    from asyncfed.errors import ScenarioError
 
-        raise ScenarioError("--workers and --metric are for sweeps; give --sweep or --seeds, too")
+    if metric is not None:
+        raise ScenarioError("--metric is for sweeps; give --sweep or --seeds, too")
     work = load_work(scenario, settings or (), seed)
     if isinstance(work, Scenario):
         from asyncfed.cli.session import execute
-        from asyncfed.errors import ScenarioError
 
+        if workers is not None:
+            raise ScenarioError(
+                f"--workers is for sweeps and studies, and {scenario} is a single scenario; give --sweep or "
+                "--seeds, too"
+            )
         if only:
             raise ScenarioError(f"--only chooses parts of a study, and {scenario} is a single scenario")
         execute(
@@ -233,6 +241,7 @@ def run(
             checkpoint_every=_interval(checkpoint_every),
             max_recoveries=max_recoveries,
             only=only,
+            workers=workers or 1,
             pictures=pictures,
             report=report,
         )

@@ -44,6 +44,7 @@ def execute_study(
     checkpoint_every: str | int | None,
     max_recoveries: int,
     only: Sequence[str] | None,
+    workers: int,
     pictures: bool,
     report: bool,
 ) -> None:
@@ -72,6 +73,7 @@ def execute_study(
             checkpoint_every=checkpoint_every,
             max_recoveries=max_recoveries,
             only=only,
+            workers=workers,
             pictures=pictures,
             progress=watching,
         )

@@ -2,8 +2,8 @@
 
 The text is a list of blocks, a blank line apart, each a line "NAME:" and the lines that NAME then says. A
 speaker's lines stay in the order of the plays, and are split into train, validation and test from the
-beginning, so that a client is tested on what it says last. A sample is `length` characters and the one after
-them; it never reaches over the end of its split.
+beginning, so that a client is tested on what it says last. A sample is `length` characters and what
+follows each of them, or (`positions="last"`) the last; it never reaches over the end of its split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ _ORIGIN = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinys
 
 @dataclass(frozen=True, eq=False)
 class Shakespeare:
-    """Samples (characters (length,), next character) of every client, as places in `characters`.
+    """Samples (characters (length,), those that follow each (length,)) of every client, as places in
+    `characters`; or (characters, the one that follows the last), if that is all that was asked for.
 
     A character that is not among them has the place after the last.
     """
@@ -51,6 +52,7 @@ def load_shakespeare(
     clients: PositiveInt = 20,
     length: PositiveInt = 32,
     stride: PositiveInt = 4,
+    positions: Literal["all", "last"] = "all",
     *,
     seed: int = 0,
     min_characters: NonNegativeInt = 2000,
@@ -65,9 +67,11 @@ def load_shakespeare(
     clients
         How many speakers, drawn with `seed` among those with enough text, in the order of their appearance.
     length
-        Characters in a sample, before the one to be predicted.
+        Characters in a sample.
     stride
         Distance between the beginnings of consecutive samples.
+    positions
+        What is to be predicted: what follows at "all" positions of a sample, or after the "last".
     min_characters
         Enough text is that many characters, and at least one sample in every split.
     fractions
@@ -96,7 +100,7 @@ def load_shakespeare(
     speakers = tuple(enough[place] for place in sorted(drawn))
     characters = "".join(sorted(c for c, _ in Counter(text).most_common(vocabulary - 1)))
     train, validation, test = (
-        [_samples(parts[speaker][split], characters, length, stride) for speaker in speakers]
+        [_samples(parts[speaker][split], characters, length, stride, positions) for speaker in speakers]
         for split in range(3)
     )
     return Shakespeare(client_data_from_lists(train, validation, test), speakers, characters)
@@ -134,9 +138,11 @@ def _split(lines: list[str], fractions: Sequence[float]) -> list[str]:
     return ["\n".join(lines[start:stop]) for start, stop in pairwise(cuts)]
 
 
-def _samples(text: str, characters: str, length: int, stride: int) -> tuple[Tensor, Tensor]:
+def _samples(
+    text: str, characters: str, length: int, stride: int, positions: Literal["all", "last"]
+) -> tuple[Tensor, Tensor]:
     place = {character: number for number, character in enumerate(characters)}
     codes = torch.tensor([place.get(character, len(characters)) for character in text], dtype=torch.int64)
     starts = torch.arange(0, max(0, len(codes) - length), stride)
     windows = codes[starts.unsqueeze(1) + torch.arange(length + 1)]
-    return windows[:, :-1], windows[:, -1]
+    return windows[:, :-1], windows[:, -1] if positions == "last" else windows[:, 1:]

@@ -89,7 +89,7 @@ class Lockstep:
         tally: Tally | None = None,
     ) -> Schedule:
         """One part of a method among peers."""
-        wire = Wire(network, streams, recorder, instant=True)
+        wire = Wire(network, streams, recorder, instant=True, back=talk.back)
         attendance = self.attendance(network, network.n, streams)
         if attendance is None and (network.lossless or not talk.recovers):
             return LockstepSchedule(wire, mixing, talk, snapshot_every, tally=tally)
@@ -217,8 +217,8 @@ class VirtualTime:
         assert not isinstance(self.compute, (str, float, int))
         factors = self._factor_array(network, network.n, talk.samples)
         return PacedSchedule(
-            Wire(network, streams, recorder, instant=False), mixing, streams, talk, snapshot_every,
-            compute=self.compute, factors=factors, horizon=self.horizon,
+            Wire(network, streams, recorder, instant=False, back=talk.back), mixing, streams, talk,
+            snapshot_every, compute=self.compute, factors=factors, horizon=self.horizon,
             attendance=self.attendance(network, network.n, streams), tally=tally,
         )  # fmt: skip
 

@@ -189,6 +189,7 @@ class Conversation:
     conserves: bool = False  # whether its sums are wrong where something is lost for good
     recovers: bool = False  # whether what is lost on a link comes with the next message that gets through
     samples: FloatArray | None = None  # that a step of each client goes over, where that is asked for
+    back: int = 0  # how many steps ago the step was whose draws (links, losses, times) its first one has
 
 
 class Schedule(Protocol):

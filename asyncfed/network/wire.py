@@ -49,12 +49,17 @@ class Fates:
         return np.where(self.goes, np.uint8(Status.DELIVERED), np.where(self.up, lost, down))
 
 
-@recalled(given=("network", "_streams", "_recorder", "_instant", "_all_ordered", "_any_ordered"))
+@recalled(given=("network", "_streams", "_recorder", "_instant", "_back", "_all_ordered", "_any_ordered"))
 class Wire:
-    """The links of one network, over one part among peers or a whole run with a server."""
+    """The links of one network, over one part among peers or a whole run with a server. Draws are those of
+    the step `back` steps before.
+    """
 
-    def __init__(self, network: Network, streams: Streams, recorder: Recorder, *, instant: bool) -> None:
+    def __init__(
+        self, network: Network, streams: Streams, recorder: Recorder, *, instant: bool, back: int = 0
+    ) -> None:
         self.network, self._streams, self._recorder, self._instant = network, streams, recorder, instant
+        self._back = back
         self._busy = np.full(network.edges, -np.inf)  # until when each link is
         self._newest = np.full(network.edges, -np.inf)  # when the last message on each arrives
         self._leaving = np.full(network.n, -np.inf)  # until when each node's uplink is busy
@@ -65,14 +70,15 @@ class Wire:
 
     def everybody(self, step: int, at: float) -> tuple[BoolArray, BoolArray]:
         """All edges at once: which links are up at a step and a time, and which of their messages arrive."""
-        up = self.network.up(self._streams, step, at)
+        drawn = step - self._back
+        up = self.network.up(self._streams, drawn, at)
         if self.network.lossless:
             return up, up
-        return up, up & ~self.network.lost(self._streams, step)
+        return up, up & ~self.network.lost(self._streams, drawn)
 
     def up_of(self, edges: IntArray, steps: IntArray, at: FloatArray) -> BoolArray:
         """Which of these links are up, each at a step of its sender and a time."""
-        return self.network.up_of(self._streams, edges, steps, at)
+        return self.network.up_of(self._streams, edges, steps - self._back, at)
 
     def send_many(
         self, edges: IntArray, steps: IntArray, up: BoolArray, at: FloatArray, size: int, turn: IntArray
@@ -80,11 +86,11 @@ class Wire:
         """A message on each edge that is `up`, handed over at times `at`. A sender may send repeatedly:
         `turn` counts how often it has before, in the order of time.
         """
-        network = self.network
-        goes = up if network.lossless else up & ~network.lost_of(self._streams, edges, steps)
+        network, drawn = self.network, steps - self._back
+        goes = up if network.lossless else up & ~network.lost_of(self._streams, edges, drawn)
         if self._instant:
             return Fates(up, goes, at)
-        latency = network.latencies_of(self._streams, edges, steps)
+        latency = network.latencies_of(self._streams, edges, drawn)
         if network.prompt:  # nothing waits, and nothing overtakes
             return Fates(up, goes, at + latency)
         arrives = np.empty(len(edges))

@@ -21,6 +21,7 @@ from asyncfed.problems.personalized import personalized, personalized_classifica
 from asyncfed.problems.problem import (
     Buffers,
     Mixture,
+    Network,
     Problem,
     Recipe,
     Stages,
@@ -36,6 +37,7 @@ __all__ = [
     "Derivatives",
     "Layout",
     "Mixture",
+    "Network",
     "Params",
     "Problem",
     "Recipe",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.data import load_shakespeare
 from asyncfed.data.split import Fractions
-from asyncfed.models import char_lstm
+from asyncfed.models import Positions, char_lstm
 from asyncfed.problems.personalized import Components, OuterL2, personalized
 from asyncfed.problems.problem import Problem, problem_factory
 
@@ -33,17 +33,18 @@ def personalized_characters(
     stride: PositiveInt = 4,
     min_characters: NonNegativeInt = 2000,
     fractions: Fractions = (0.6, 0.2, 0.2),
+    positions: Positions = "all",
 ) -> Problem:
     """`char_lstm` on `load_shakespeare`; `personalize` and what follows it as in
     `personalized_classification`.
     """
     text = load_shakespeare(
-        clients, length, stride, seed=seed, min_characters=min_characters, fractions=fractions
+        clients, length, stride, positions, seed=seed, min_characters=min_characters, fractions=fractions
     )
     return personalized(
         f"shakespeare-lstm:{hidden}",
         text.data,
-        char_lstm(text.classes, embedding, hidden, layers),
+        char_lstm(text.classes, embedding, hidden, layers, positions),
         text.classes,
         personalize=personalize,
         components=components,

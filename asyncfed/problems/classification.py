@@ -3,17 +3,14 @@
     f_i(x) = mean over the batch of cross-entropy(model_x(sample), label) + (l2/2)‖x‖²
 
 The factory's own seed decides which client gets which sample; initial values come from the generator that the
-runtime passes in. A network with convolutions runs client by client (vmapped convolutions gain nothing on a
-CPU).
+runtime passes in. Derivatives of a perceptron are written out for many clients at once, those of a network
+with convolutions client by client (vmapped convolutions gain nothing on a CPU).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -22,8 +19,8 @@ from asyncfed.data.datasets import Pixels
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters
 from asyncfed.problems.layout import Params
-from asyncfed.problems.perceptron import written_out
-from asyncfed.problems.problem import Batch, Problem, problem_factory
+from asyncfed.problems.perceptron import PerceptronLoss, written_out
+from asyncfed.problems.problem import Batch, Network, Problem, problem_factory
 
 
 @problem_factory
@@ -60,24 +57,11 @@ def classification(
     )
     shape = data.train.tensors[0].shape[1:]
     module = build_model(model, shape, classes)
+    network = Network(module, lambda logits, lam, batch: cross_entropies(logits, batch[1]).mean(), l2=l2)
+    loss = written_out(network.inner_loss, module, shape, l2)
 
-    def logits(x: dict[str, Tensor], images: Tensor) -> Tensor:
-        output: Tensor = functional_call(module, x, (images,))
-        return output
-
-    def inner_loss(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
-        images, labels = batch
-        loss = cross_entropies(logits(x, images), labels).mean()
-        return loss + half_square(x, l2) if l2 else loss
-
-    def sample_loss(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
-        images, labels = batch
-        return cross_entropies(logits(x, images), labels)
-
-    def correct(x: dict[str, Tensor], lam: Params, batch: Batch) -> Tensor:
-        images, labels = batch
-        output = logits(x, images)
-        return (output.argmax(-1) == labels).to(output.dtype)
+    def measured(x: dict[str, Tensor], lam: Params, batch: Batch) -> dict[str, Tensor]:
+        return loss_and_accuracy(network.outputs(x, batch[0]), batch[1])
 
     def init_inner(generator: torch.Generator) -> Params:
         return initial_parameters(module, generator)
@@ -85,10 +69,13 @@ def classification(
     return Problem(
         name=f"{dataset}-{model}",
         data=data,
-        inner_loss=written_out(inner_loss, module, shape, l2),
+        **({"inner_loss": loss} if isinstance(loss, PerceptronLoss) else {"network": network}),
         init_inner=init_inner,
-        metrics={"loss": sample_loss, "accuracy": correct},
-        joint_metrics=lambda x, lam, batch: loss_and_accuracy(logits(x, batch[0]), batch[1]),
+        metrics={
+            "loss": lambda x, lam, batch: measured(x, lam, batch)["loss"],
+            "accuracy": lambda x, lam, batch: measured(x, lam, batch)["accuracy"],
+        },
+        joint_metrics=measured,
         vectorize=not has_convolutions(module),
     )
 
@@ -109,8 +96,3 @@ def loss_and_accuracy(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
         "loss": cross_entropies(logits, labels),
         "accuracy": (logits.argmax(-1) == labels).to(logits.dtype),
     }
-
-
-def half_square(x: Mapping[str, Tensor], rate: float) -> Tensor:
-    """The penalty (rate/2)‖x‖² over all the tensors of x."""
-    return (rate / 2) * torch.stack([tensor.square().sum() for tensor in x.values()]).sum()

@@ -36,13 +36,14 @@ from asyncfed.checks import checked
 from asyncfed.data import ClientShards
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
+from asyncfed.problems.one_client import ByAutograd, OneClient, Scale, put
 from asyncfed.problems.perceptron import PerceptronLoss, Perceptrons
 from asyncfed.problems.problem import Batch, Level, Problem, no_outer
 from asyncfed.problems.replay import Replay
 from asyncfed.problems.threads import WORTH_SHARING
+from asyncfed.problems.written_out import WrittenOut
 
 Kernel = Callable[..., tuple[Params, ...]]
-Scale = float | Tensor
 
 _SCALAR = Layout(None, ((),))
 # Evaluation works in pieces: at most this many bytes at a time, counting a sample as 32 times its own size,
@@ -60,6 +61,9 @@ class Derivatives:
         self.problem = problem
         self.inner = layout_inner
         self.outer = layout_outer
+        self._alone: OneClient = WrittenOut.of(problem, layout_inner, layout_outer) or ByAutograd(
+            problem, layout_inner, layout_outer
+        )
         self._kernels = {name: self._lifted(kernel) for name, kernel in _kernels(problem).items()}
         loss = problem.inner_loss
         self._perceptrons = Perceptrons(loss, layout_inner) if isinstance(loss, PerceptronLoss) else None
@@ -92,6 +96,7 @@ class Derivatives:
             outer_loss=lambda x, lam, batch: loss(x, batch),
             init_outer=no_outer,
             stages=None,
+            network=None,
             mixture=None,
             metrics={},
             joint_metrics=None,
@@ -109,6 +114,7 @@ class Derivatives:
             outer_loss=mixture.loss,
             init_outer=no_outer,
             stages=None,
+            network=None,
             mixture=None,
             metrics={},
             joint_metrics=None,
@@ -138,9 +144,9 @@ class Derivatives:
             self._run("inner_gradient", (x, lam, batch), outputs)
         else:
             for i in range(len(x)):
-                own_scale = scale[i, 0] if isinstance(scale, Tensor) else scale
+                row = gradient[i], _own(scale, i)
                 after = None if moved is None else moved[i]
-                loss[i, 0] = self._own_gradient(x[i], lam[i], _row(batch, i), own_scale, gradient[i], after)
+                loss[i, 0] = self._alone.gradients("inner", x[i], lam[i], _row(batch, i), row, moved=after)
         return gradient, loss[:, 0]
 
     def _moving(self, x: Tensor, moved: Tensor | None) -> tuple[tuple[Layout, Tensor, None], ...]:
@@ -158,7 +164,7 @@ class Derivatives:
         leaves = (*self.inner.leaves(self.inner.views(x)), *self.outer.leaves(self.outer.views(lam)))
         *found, loss = self._moved_on(self._replayed["inner"](*leaves, *batch), moved)
         for value, view in zip(found, self.inner.leaves(self.inner.views(out)), strict=True):
-            _write_one(value, view, scale)
+            put(value, view, scale)
         return loss
 
     @torch.no_grad()
@@ -224,33 +230,6 @@ class Derivatives:
             moved.copy_(made[-1])
         return made[:-1]
 
-    def _own_gradient(
-        self,
-        x: Tensor,
-        lam: Tensor,
-        batch: Batch,
-        scale: Scale | None,
-        out: Tensor,
-        moved: Tensor | None = None,
-    ) -> Tensor:
-        """One client's, by plain autograd: for a single client faster than torch.func, which besides loads
-        the compiler and sympy at its first gradient (85 MB and two seconds, in every actor).
-
-        Nothing is replayed here, so nobody notices a loss that is no pure function: it is called as it is.
-        """
-        params, leaves = self.inner.leaves_one(x)
-        with torch.enable_grad():
-            if moved is None or self.problem.buffers is None:
-                loss = self.problem.inner_loss(params, self.outer.views_one(lam), batch)
-            else:
-                loss, after = self.problem.buffers.loss(params, self.outer.views_one(lam), batch)
-                moved.copy_(after.detach())
-        found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        target = self.inner.leaves(self.inner.views_one(out))
-        for value, view in zip(found, target, strict=True):
-            _write_one(value, view, scale)
-        return loss.detach()
-
     def inner_outer_gradient(self, x: Tensor, lam: Tensor, batch: Batch) -> Tensor:
         """Gradient of the inner loss in the outer variable (k, d_outer)."""
         return self._one("inner_outer_gradient", self.outer, x, lam, batch)
@@ -284,7 +263,7 @@ class Derivatives:
         with torch.no_grad():
             found = self._replayed["hessian"](*leaves, *self.outer.leaves(self.outer.views(lam)), *batch)
         for tensor, view in zip(found, self.inner.leaves(self.inner.views(result)), strict=True):
-            _write_one(tensor, view, scale)
+            put(tensor, view, scale)
         return result
 
     def inner_hessian_vectors(
@@ -341,54 +320,13 @@ class Derivatives:
             self._run(name, (x, lam, batch, views), tuple(outputs))
         else:
             for i in range(len(x)):
-                own = tuple(u[i] for u in directions)
-                rows = [
-                    (layout, out[i], scale[i, 0] if isinstance(scale, Tensor) else scale)
-                    for layout, out, scale in outputs
-                ]
-                self._own_second(x[i], lam[i], _row(batch, i), own, rows)
+                by_x, by_lam = (
+                    [(out[i], _own(scale, i)) for layout, out, scale in outputs if layout is wanted]
+                    for wanted in (self.inner, self.outer)
+                )
+                own = [u[i] for u in directions]
+                self._alone.second(x[i], lam[i], _row(batch, i), own, by_x, by_lam)
         return tuple(out for _, out, _ in outputs)
-
-    def _own_second(
-        self,
-        x: Tensor,
-        lam: Tensor,
-        batch: Batch,
-        directions: tuple[Tensor, ...],
-        outputs: list[tuple[Layout, Tensor, Scale | None]],
-    ) -> None:
-        """One client's, by plain autograd, as `_own_gradient`: for each direction in turn the derivatives
-        that `outputs` has room for, in x or in lam or both.
-        """
-        inner, inner_leaves = self.inner.leaves_one(x)
-        outer, outer_leaves = self.outer.leaves_one(lam)
-        each = len(outputs) // len(directions)
-        wanted = [
-            leaf
-            for layout, _, _ in outputs[:each]
-            for leaf in (inner_leaves if layout is self.inner else outer_leaves)
-        ]
-        with torch.enable_grad():
-            loss = self.problem.inner_loss(inner, outer, batch)
-            gradient = torch.autograd.grad(
-                loss, inner_leaves, create_graph=True, allow_unused=True, materialize_grads=True
-            )
-            placed = iter(outputs)
-            for u in directions:
-                towards = self.inner.leaves(self.inner.views_one(u))
-                # Not as grad_outputs, which would load the compiler and sympy too.
-                product = torch.stack([(g * t).sum() for g, t in zip(gradient, towards, strict=True)]).sum()
-                if product.requires_grad:
-                    found = torch.autograd.grad(
-                        product, wanted, retain_graph=True, allow_unused=True, materialize_grads=True
-                    )
-                else:  # a gradient that is the same everywhere
-                    found = tuple(torch.zeros_like(leaf) for leaf in wanted)
-                values = iter(found)
-                for _ in range(each):
-                    layout, out, scale = next(placed)
-                    for view in layout.leaves(layout.views_one(out)):
-                        _write_one(next(values), view, scale)
 
     def inner_cross_vector(self, x: Tensor, lam: Tensor, batch: Batch, u: Tensor) -> Tensor:
         """Derivative in lam of ∇_x f · u, for u (k, d): (k, d_outer)."""
@@ -396,7 +334,7 @@ class Derivatives:
             return self._one("inner_cross_vector", self.outer, x, lam, batch, self.inner.views(u))
         out = torch.empty_like(lam)
         for i in range(len(x) if self.outer.d else 0):
-            self._own_second(x[i], lam[i], _row(batch, i), (u[i],), [(self.outer, out[i], None)])
+            self._alone.second(x[i], lam[i], _row(batch, i), (u[i],), (), [(out[i], None)])
         return out
 
     def inner_cross_transposed(self, x: Tensor, lam: Tensor, batch: Batch, w: Tensor) -> Tensor:
@@ -413,19 +351,8 @@ class Derivatives:
             self._run("outer_gradients", (x, lam, batch), outputs)
         else:
             for i in range(len(x)):
-                inner, inner_leaves = self.inner.leaves_one(x[i])
-                outer, outer_leaves = self.outer.leaves_one(lam[i])
-                with torch.enable_grad():
-                    loss = self.problem.outer_loss(inner, outer, _row(batch, i))
-                leaves = [*inner_leaves, *outer_leaves]
-                found = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-                targets = [
-                    *self.inner.leaves(self.inner.views_one(by_x[i])),
-                    *self.outer.leaves(self.outer.views_one(by_lam[i])),
-                ]
-                for gradient, view in zip(found, targets, strict=True):
-                    view.copy_(gradient)
-                value[i, 0] = loss.detach()
+                rows = (by_x[i], None), (by_lam[i], None)
+                value[i, 0] = self._alone.gradients("outer", x[i], lam[i], _row(batch, i), *rows)
         return by_x, by_lam, value[:, 0]
 
     def outer_gradient(
@@ -448,19 +375,9 @@ class Derivatives:
             self._run(f"outer_gradient_{by}", (x, lam, batch), outputs)
             return gradient, loss[:, 0]
         for i in range(len(x)):
-            inner, inner_leaves = self.inner.leaves_one(x[i])
-            outer, outer_leaves = self.outer.leaves_one(lam[i])
-            with torch.enable_grad():
-                value = self.problem.outer_loss(inner, outer, _row(batch, i))
-            leaves = inner_leaves if by == "inner" else outer_leaves
-            if value.requires_grad:
-                found = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
-            else:
-                found = tuple(torch.zeros_like(leaf) for leaf in leaves)
-            own_scale = scale[i, 0] if isinstance(scale, Tensor) else scale
-            for part, view in zip(found, layout.leaves(layout.views_one(gradient[i])), strict=True):
-                _write_one(part, view, own_scale)
-            loss[i, 0] = value.detach()
+            row = gradient[i], _own(scale, i)
+            rows = (row, None) if by == "inner" else (None, row)
+            loss[i, 0] = self._alone.gradients("outer", x[i], lam[i], _row(batch, i), *rows)
         return gradient, loss[:, 0]
 
     def whole_outer_gradients(
@@ -598,7 +515,7 @@ class Derivatives:
         for i in range(len(x)):
             results = self._kernels[name](*_row(stacked, i))
             for result, (layout, out, scale) in zip(results, outputs, strict=True):
-                own_scale = scale[i, 0] if isinstance(scale, Tensor) else scale
+                own_scale = _own(scale, i)
                 _write(layout, result, layout.views_one(out[i]), own_scale)
 
 
@@ -667,16 +584,12 @@ def _whole_pieces(
 
 def _write(layout: Layout, result: Params, target: Params, scale: Scale | None) -> None:
     for tensor, view in zip(layout.leaves(result), layout.leaves(target), strict=True):
-        _write_one(tensor, view, scale)
+        put(tensor, view, scale)
 
 
-def _write_one(tensor: Tensor, view: Tensor, scale: Scale | None) -> None:
-    if scale is None:
-        view.copy_(tensor)
-    elif isinstance(scale, Tensor) and scale.ndim > 1:
-        torch.mul(tensor, scale.view(-1, *(1,) * (view.ndim - 1)), out=view)
-    else:
-        torch.mul(tensor, scale, out=view)
+def _own(scale: Scale | None, i: int) -> Scale | None:
+    """Client i's."""
+    return scale[i, 0] if isinstance(scale, Tensor) else scale
 
 
 def _row(tree: Any, i: int) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from asyncfed.data import ClientData, ClientShards, Dataset, Partition, parse_partition, partition_data
 from asyncfed.errors import DataError
+from asyncfed.rng import Streams
 
 _OWN_TEST = 0.2  # of a client's samples, where no test set stands apart
 
@@ -36,6 +38,24 @@ def deal(
         )
     dealer = parse_partition(partition) if isinstance(partition, str) else partition
     return partition_data(samples, dealer, clients, seed, fractions, test)
+
+
+def with_own_as_test(data: ClientData, each: int, seed: int) -> ClientData:
+    """The same, but that the test samples are `each` of every client's samples for training and validation,
+    drawn without replacement: all of them where it has no more.
+    """
+    streams = Streams(seed)
+    chosen: list[tuple[torch.Tensor, ...]] = []
+    for client in range(data.clients):
+        own = [
+            torch.cat(pair) for pair in zip(data.train.of(client), data.validation.of(client), strict=True)
+        ]
+        order = streams.generator("own as test", client).permutation(len(own[0]))
+        rows = torch.from_numpy(np.sort(order[:each]))
+        chosen.append(tuple(tensor[rows] for tensor in own))
+    sizes = np.array([len(samples[0]) for samples in chosen], dtype=np.int64)
+    test = ClientShards(tuple(map(torch.cat, zip(*chosen, strict=True))), sizes)
+    return ClientData(data.train, data.validation, test)
 
 
 def balanced(split: ClientShards, classes: int) -> ClientShards:

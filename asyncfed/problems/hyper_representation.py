@@ -27,10 +27,11 @@ from asyncfed.models import (
     outputs,
     split_layers,
 )
-from asyncfed.problems.classification import cross_entropies, half_square, loss_and_accuracy
-from asyncfed.problems.held_out import deal
+from asyncfed.problems.classification import cross_entropies, loss_and_accuracy
+from asyncfed.problems.encoding import encoder
+from asyncfed.problems.held_out import deal, with_own_as_test
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, Problem, Stages, problem_factory
+from asyncfed.problems.problem import Batch, Problem, Stages, half_square, problem_factory
 
 
 @problem_factory
@@ -46,6 +47,7 @@ def hyper_representation(
     limit: PositiveInt | None = None,
     separate_test: bool | None = None,
     download: bool = False,
+    judged_on_own: PositiveInt | None = None,
 ) -> Problem:
     """Learn a representation; see `classification` for what names mean.
 
@@ -62,6 +64,9 @@ def hyper_representation(
         Test on the dataset's own test part, dealt out evenly; by default where it has one (digits has none).
     limit
         Use that many of the clients' samples; the separate test set stays whole.
+    judged_on_own
+        Judge on that many of each client's own samples for training and validation, drawn once, instead of
+        test samples: `accuracy` is then training accuracy, as some figures show it.
     """
     samples, test = load_with_test(
         dataset, download=download, separate_test=separate_test, limit=limit, seed=seed
@@ -74,13 +79,15 @@ def hyper_representation(
             "use fewer, or a deeper model such as 'mlp:200', so that something is left to be represented"
         )
 
+    features = encoder(body)
+
     def encode(x: dict[str, Tensor], batch: Batch) -> Batch:
         images, labels = batch
-        return outputs(body, x, images), labels
+        return features(x, images), labels
 
     def head_loss(y: dict[str, Tensor], encoded: Batch) -> Tensor:
-        features, labels = encoded
-        loss = cross_entropies(outputs(head, y, features), labels).mean()
+        encoded_images, labels = encoded
+        loss = cross_entropies(outputs(head, y, encoded_images), labels).mean()
         return loss + half_square(y, l2) if l2 else loss
 
     def logits(y: dict[str, Tensor], x: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -99,10 +106,11 @@ def hyper_representation(
     def init_outer(generator: torch.Generator) -> Params:
         return initial_parameters(body, generator)
 
+    data = deal(samples, test, partition, clients, seed, fractions, validation=0.5)
     return Problem(
         name=f"{dataset}-{model}-representation",
-        data=deal(samples, test, partition, clients, seed, fractions, validation=0.5),
-        stages=Stages(encode, head_loss),
+        data=data if judged_on_own is None else with_own_as_test(data, judged_on_own, seed),
+        stages=Stages(encode, head_loss, vectorize=not has_convolutions(head)),
         outer_loss=lambda y, x, batch: sample_loss(y, x, batch).mean(),
         init_inner=init_inner,
         init_outer=init_outer,

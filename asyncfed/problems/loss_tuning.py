@@ -28,10 +28,10 @@ from asyncfed.checks import NonNegativeFloat, PositiveInt, Probability
 from asyncfed.data import ClientData, load_with_test, long_tail
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters, outputs
-from asyncfed.problems.classification import cross_entropies, half_square, loss_and_accuracy
+from asyncfed.problems.classification import cross_entropies, loss_and_accuracy
 from asyncfed.problems.held_out import balanced, deal
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, Problem, problem_factory
+from asyncfed.problems.problem import Batch, Problem, half_square, problem_factory
 
 
 @problem_factory

@@ -6,6 +6,8 @@
 
 for samples s with label y among C. An ensemble's weights (MTL) change what a client predicts; label weights
 (DA) change only what it trains on. A part that a personalization leaves out is uniform: K = 1, weights 1.
+A sample may have several labels, say one at each position of a sequence: then all of this is said of each,
+and a loss is a mean over samples and labels.
 
     personalize    λ_i, which begins at 0     PDBO paper (Section 6.1, Appendix D)
     "none"         –                          SGP, Local: the baselines
@@ -23,24 +25,30 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.functional import log_softmax
 
 from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
 from asyncfed.data import ClientData, load_dealt
 from asyncfed.data.split import AnyPartition, Fractions
-from asyncfed.errors import UnknownNameError
+from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.models import (
     ModelName,
     build_model,
     has_convolutions,
     initial_parameters,
     stacked_initial_parameters,
-    stacked_outputs,
 )
-from asyncfed.problems.classification import cross_entropies, half_square
+from asyncfed.problems.classification import cross_entropies, loss_and_accuracy
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, Mixture, OuterSplit, Problem, problem_factory
+from asyncfed.problems.problem import (
+    Batch,
+    Mixture,
+    Network,
+    OuterSplit,
+    Problem,
+    half_square,
+    problem_factory,
+)
 
 _PARTS = {"none": (), "da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}
 
@@ -116,7 +124,14 @@ def personalized(
     outer_split: OuterSplit = "train",
     vectorize: bool = True,
 ) -> Problem:
-    """The problem above for any data (inputs, labels) and any module that turns inputs into logits."""
+    """The problem above for any data (inputs, labels) and any module that turns inputs into logits: (B, C)
+    for labels (B,), or (B, …, C) for labels (B, …).
+
+    The module's parameters are drawn anew. It may have no buffers and draw nothing (BatchNorm, dropout):
+    models of an ensemble, and second derivatives, are functions of parameters alone. `from_module` takes
+    such networks.
+    """
+    _refuse_what_is_no_function_of_parameters(module)
     kind = personalize.replace("&", "+")
     if kind not in _PARTS:
         raise UnknownNameError("personalization", personalize, _PARTS)
@@ -124,42 +139,40 @@ def personalized(
     rates = _outer_rates(kind, outer_l2)
     ensemble = "ensemble" in parts
 
-    def logits(x: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """(B, C) of a single model, (K, B, C) of an ensemble."""
-        if ensemble:
-            return stacked_outputs(module, x, inputs)
-        output: Tensor = functional_call(module, x, (inputs,))
-        return output
+    def label_losses(logits: Tensor, lam: dict[str, Tensor], labels: Tensor) -> Tensor:
+        """Of every label of every sample (B, …)."""
+        each = cross_entropies(logits, labels)
+        return -log_mixture(-each, lam["ensemble"]) if ensemble else each
 
-    def model_losses(x: dict[str, Tensor], batch: Batch) -> Tensor:
-        inputs, labels = batch
-        return cross_entropies(logits(x, inputs), labels)
+    def inner(logits: Tensor, lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        labels = batch[1]
+        each = label_losses(logits, lam, labels)
+        if "labels" in parts:
+            each = label_weights(lam["labels"]).gather(0, labels.flatten()).view_as(labels) * each
+        return each.mean()
+
+    def outer(logits: Tensor, lam: dict[str, Tensor], batch: Batch) -> Tensor:
+        loss = label_losses(logits, lam, batch[1]).mean()
+        for part, rate in rates.items():
+            loss = loss + half_square({part: lam[part]}, rate)
+        return loss
+
+    network = Network(module, inner, outer, copies=components if ensemble else None, l2=l2)
 
     def penalty(x: dict[str, Tensor]) -> Tensor:
         return half_square(x, l2)
 
-    def sample_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        each = model_losses(x, batch)
-        return -log_mixture(-each, lam["ensemble"]) if ensemble else each
-
-    def correct(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
+    def mixture_losses(x: dict[str, Tensor], batch: Batch) -> Tensor:
         inputs, labels = batch
-        output = logits(x, inputs)
-        if ensemble:
+        return _per_sample(cross_entropies(network.outputs(x, inputs), labels), axes=2)
+
+    def measured(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+        inputs, labels = batch
+        output = network.outputs(x, inputs)
+        if ensemble:  # log-probabilities are logits too
             output = log_mixture(log_softmax(output, -1), lam["ensemble"])
-        return (output.argmax(-1) == labels).to(output.dtype)
-
-    def inner_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        each = sample_loss(x, lam, batch)
-        if "labels" in parts:
-            each = label_weights(lam["labels"]).gather(0, batch[1]) * each
-        return each.mean() + penalty(x) if l2 else each.mean()
-
-    def outer_loss(x: dict[str, Tensor], lam: dict[str, Tensor], batch: Batch) -> Tensor:
-        loss = sample_loss(x, lam, batch).mean()
-        for part, rate in rates.items():
-            loss = loss + half_square({part: lam[part]}, rate)
-        return loss
+        found = loss_and_accuracy(output, labels)
+        return {name: _per_sample(values) for name, values in found.items()}
 
     def init_inner(generator: torch.Generator) -> Params:
         if ensemble:
@@ -172,15 +185,39 @@ def personalized(
     return Problem(
         name=f"{name}-{kind}",
         data=data,
-        inner_loss=inner_loss,
-        outer_loss=outer_loss,
+        network=network,
         init_inner=init_inner,
         init_outer=init_outer,
         outer_split=outer_split,
-        metrics={"loss": sample_loss, "accuracy": correct},
-        mixture=Mixture(components, model_losses, penalty if l2 else None) if kind == "mtl" else None,
+        metrics={
+            "loss": lambda x, lam, batch: measured(x, lam, batch)["loss"],
+            "accuracy": lambda x, lam, batch: measured(x, lam, batch)["accuracy"],
+        },
+        joint_metrics=measured,
+        mixture=Mixture(components, mixture_losses, penalty if l2 else None) if kind == "mtl" else None,
         vectorize=vectorize,
     )
+
+
+def _refuse_what_is_no_function_of_parameters(module: nn.Module) -> None:
+    noted = [name for name, _ in module.named_buffers()]
+    drawing = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.training and layer.p
+    ]
+    if noted or drawing:
+        what = f"buffers ({noted[0]})" if noted else f"dropout ({drawing[0]})"
+        raise ScenarioError(
+            f"{type(module).__name__} has {what}, and a personalized problem is of parameters alone; use "
+            "from_module(module, data, buffers='local'), with outer='…' for a part of each client's own, or "
+            "a network without BatchNorm and dropout"
+        )
+
+
+def _per_sample(values: Tensor, axes: int = 1) -> Tensor:
+    """The mean over the labels of a sample, of values with so many axes before those of labels."""
+    return values.flatten(axes).mean(-1) if values.ndim > axes else values
 
 
 def label_weights(lam: Tensor) -> Tensor:

@@ -18,11 +18,13 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from asyncfed.checks import PositiveInt, checked, shown
+from asyncfed.checks import NonNegativeFloat, PositiveInt, checked, shown
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import ScenarioError, UnknownNameError
+from asyncfed.models import stacked_outputs
 from asyncfed.problems.layout import Params
 from asyncfed.registry import ONE_OF_YOUR_OWN, NotPlainError, from_data, register, registered, to_data
 
@@ -69,11 +71,13 @@ class Stages:
         inner_loss(inner, outer, batch) = loss(inner, encode(outer, batch))
 
     Where many steps are made at one outer variable, a client's samples are then encoded once. `encode` works
-    sample by sample: what it returns has the leading sample axis of the batch.
+    sample by sample: what it returns has the leading sample axis of the batch. `vectorize` says of the second
+    stage alone what `Problem.vectorize` does of all; by default it is as that says.
     """
 
     encode: Callable[[Any, Batch], Batch]
     loss: Callable[[Any, Batch], Tensor]
+    vectorize: bool | None = None
 
 
 @checked
@@ -95,6 +99,47 @@ class Mixture:
         *samples, q = batch
         weighed = (q.mT * self.losses(inner, tuple(samples))).sum(0).mean()
         return weighed if self.penalty is None else weighed + self.penalty(inner)
+
+
+@checked
+@dataclass(frozen=True)
+class Network:
+    """Losses that look at the inner variable only through the outputs of a network:
+
+        inner_loss(inner, outer, batch) = inner(outputs, outer, batch) + (l2/2)‖inner‖²
+        outer_loss(inner, outer, batch) = outer(outputs, outer, batch), or the inner loss where that is None
+
+    where the inner variable is the parameters of `module` by name, and its inputs are the first of the batch.
+    With `copies` K there are K such networks for the same inputs: parameters have a leading axis K, and so do
+    the outputs. Where clients compute one by one, derivatives can then be written out layer by layer.
+    """
+
+    module: nn.Module
+    inner: Callable[[Tensor, Any, Batch], Tensor]
+    outer: Callable[[Tensor, Any, Batch], Tensor] | None = None
+    copies: PositiveInt | None = None
+    l2: NonNegativeFloat = 0.0
+
+    def outputs(self, inner: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """(B, …), or (K, B, …)."""
+        if self.copies is not None:
+            return stacked_outputs(self.module, inner, inputs)
+        found: Tensor = functional_call(self.module, dict(inner), (inputs,))
+        return found
+
+    def inner_loss(self, inner: Mapping[str, Tensor], outer: Any, batch: Batch) -> Tensor:
+        loss = self.inner(self.outputs(inner, batch[0]), outer, batch)
+        return loss + half_square(inner, self.l2) if self.l2 else loss
+
+    def outer_loss(self, inner: Mapping[str, Tensor], outer: Any, batch: Batch) -> Tensor:
+        if self.outer is None:
+            return self.inner_loss(inner, outer, batch)
+        return self.outer(self.outputs(inner, batch[0]), outer, batch)
+
+
+def half_square(x: Mapping[str, Tensor], rate: float) -> Tensor:
+    """The penalty (rate/2)‖x‖² over all the tensors of x."""
+    return (rate / 2) * torch.stack([tensor.square().sum() for tensor in x.values()]).sum()
 
 
 Kept = Literal["local", "averaged"]
@@ -156,9 +201,10 @@ class Problem:
     A loss is a mean over the samples of its batch, plus terms that do not depend on the batch (such as weight
     decay): data too big for one piece is cut into several, whose losses are averaged by their sizes.
     `outer_split` says which of a client's samples its outer loss is over. `stages` may say how the inner loss
-    falls into two, to save work; with it, `inner_loss` may be left out. `joint_metrics` may compute all
-    metrics at once, a dict with the names of `metrics`, where they share most of their work. `mixture` may
-    say how the inner variable is a mixture of models, for methods that fit one.
+    falls into two, to save work, and `network` that losses see the inner variable only through a network's
+    outputs; with either, `inner_loss` may be left out, and with a network `outer_loss`, too. `joint_metrics`
+    may compute all metrics at once, a dict with the names of `metrics`, where they share most of their work.
+    `mixture` may say how the inner variable is a mixture of models, for methods that fit one.
 
     With `draws` a batch has one tensor more: a key, one whole number for the client and its step, from which
     a loss makes all its random numbers (`asyncfed.problems.draws`). It is the same wherever the client is, so
@@ -176,6 +222,7 @@ class Problem:
     metrics: Mapping[str, Loss] = field(default_factory=dict)
     joint_metrics: Callable[[Any, Any, Batch], dict[str, Tensor]] | None = None
     stages: Stages | None = None
+    network: Network | None = None
     mixture: Mixture | None = None
     vectorize: bool = True
     draws: bool = False
@@ -189,9 +236,21 @@ class Problem:
                 f"problem {self.name!r} has stages, which are computed once and used in many steps, and "
                 "draws random numbers or has buffers, which change; leave out `stages`"
             )
+        if self.network is not None:
+            given = self.inner_loss not in (_as_inner, self.network.inner_loss)
+            given |= self.outer_loss not in (_as_inner, self.network.outer_loss)
+            if given or self.stages is not None:
+                raise ScenarioError(
+                    f"problem {self.name!r} has a network, which says what its losses are; leave out "
+                    "`inner_loss`, `outer_loss` and `stages`, or the network"
+                )
+            object.__setattr__(self, "inner_loss", self.network.inner_loss)
+            object.__setattr__(self, "outer_loss", self.network.outer_loss)
         if self.inner_loss is _as_inner:
             if self.stages is None:
-                raise ScenarioError(f"problem {self.name!r} has no inner_loss; give it one, or `stages`")
+                raise ScenarioError(
+                    f"problem {self.name!r} has no inner_loss; give it one, `stages` or a `network`"
+                )
             object.__setattr__(self, "inner_loss", functools.partial(_staged, self.stages))
         if self.outer_loss is _as_inner:
             object.__setattr__(self, "outer_loss", self.inner_loss)

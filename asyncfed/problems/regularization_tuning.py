@@ -20,10 +20,10 @@ from asyncfed.checks import NonNegativeFloat, PositiveFloat, PositiveInt
 from asyncfed.data import load_with_test
 from asyncfed.data.split import AnyPartition, Fractions
 from asyncfed.models import ModelName, build_model, has_convolutions, initial_parameters, outputs
-from asyncfed.problems.classification import cross_entropies, half_square
+from asyncfed.problems.classification import cross_entropies
 from asyncfed.problems.held_out import deal
 from asyncfed.problems.layout import Params
-from asyncfed.problems.problem import Batch, Problem, problem_factory
+from asyncfed.problems.problem import Batch, Problem, half_square, problem_factory
 
 
 @problem_factory

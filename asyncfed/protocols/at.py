@@ -45,7 +45,7 @@ class Home:
     ) -> None:
         self.derivatives, self.data, self.clients, self.n = derivatives, data, clients, n
         self.start, self.streams, self.server = start, streams, server
-        self.staged, self.mixed = derivatives.staged(), derivatives.mixed()
+        self.staged, self.mixed = _second_stage(derivatives), derivatives.mixed()
         self.outer = data.validation if derivatives.problem.outer_split == "validation" else data.train
         self.sampler = {
             "inner": Sampler(streams, data.train.sizes, clients),
@@ -80,6 +80,17 @@ class Home:
         ]
         tensors = pieces[0] if len(pieces) == 1 else tuple(map(torch.cat, zip(*pieces, strict=True)))
         return ClientShards(tensors, train.sizes)
+
+
+def _second_stage(derivatives: Derivatives) -> Derivatives | None:
+    """Of the second stage of the inner loss: for many clients at once where that stage says so, though the
+    first may not (a perceptron behind convolutions).
+    """
+    staged, stages = derivatives.staged(), derivatives.problem.stages
+    if staged is None or stages is None or stages.vectorize in (None, staged.problem.vectorize):
+        return staged
+    second = replace(staged.problem, vectorize=stages.vectorize)
+    return Derivatives(second, staged.inner, staged.outer)
 
 
 class At:

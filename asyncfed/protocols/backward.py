@@ -238,8 +238,8 @@ class Pushed:
 
 @dataclass(frozen=True)
 class Backward(Part):
-    """The rounds of a method, after the steps of `inner`. What it finds is carried on as "hypergradient" (and
-    "history", where the method records), with `label` behind it.
+    """The rounds of a method, after the steps of `inner`. What it finds is carried on as "hypergradient", and
+    c^λ, which needs no rounds, as "direct" (and "history", where the method records), with `label` behind it.
     """
 
     method: Pushed
@@ -249,7 +249,7 @@ class Backward(Part):
     kind = "hypergradient"
     judged = False
     needs_outer = True
-    passes_on = ("omega", "hypergradient", "history")
+    passes_on = ("omega", "hypergradient", "direct", "history")
     exact = ("omega",)
 
     @property
@@ -305,9 +305,10 @@ class Backward(Part):
     def start(self, at: At, carried: Tensors) -> Start:
         x, lam = carried["inner"], carried["outer"]
         omega = carried.get("omega", torch.ones_like(x[:, :1])).to(x)
-        opening = self.method.open(*outer_terms(at, carried))
+        c, c_lam = outer_terms(at, carried)
+        opening = self.method.open(c, c_lam)
         lr = self.lr * self.inner.shares(at, x)
-        memory = {"x": x, "omega": omega, "lam": lam, "lr": lr, **opening.memory}
+        memory = {"x": x, "omega": omega, "lam": lam, "lr": lr, "direct": c_lam.clone(), **opening.memory}
         if self.method.record:
             memory["history"] = lam.new_zeros(len(lam), self.method.rounds, lam.shape[1])
         if self.batch is None and x.shape[1] <= _LAID_OUT:
@@ -400,7 +401,10 @@ class Backward(Part):
         return Judged(memory["x"], memory["lam"])
 
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
-        found = {f"hypergradient{self.label}": self.method.result(memory["v"], memory)}
+        found = {
+            f"hypergradient{self.label}": self.method.result(memory["v"], memory),
+            f"direct{self.label}": memory["direct"],
+        }
         if self.method.record:
             constant = {key: value.unsqueeze(1) for key, value in memory.items()}
             found[f"history{self.label}"] = self.method.result(memory["history"], constant)

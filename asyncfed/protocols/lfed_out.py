@@ -78,18 +78,28 @@ def local_outer_steps(
     """Where the local steps from x (d_outer,) lead every client, at inner variables y (k, d), one each."""
     counts = steps.counts(at.outer.sizes[at.rows], at.clients)
     rate = steps.rates(counts, iteration, x)
-    x = x.expand(len(counts), -1).clone()
+    start, x = x, x.expand(len(counts), -1).clone()
     for nu in range(int(counts.max())):
-        h = local_hypergradients(at, x, y, neumann, steps.batch, nu)
+        h = local_hypergradients(at, x, y, neumann, steps.batch, nu, common=None if nu else start)
         going = torch.from_numpy(counts > nu).to(x)[:, None]
         x.addcmul_(rate * going, h, value=-1.0)
     return x
 
 
 def local_hypergradients(
-    at: At, x: Tensor, y: Tensor, neumann: Neumann | None, batch: int | None, nu: int
+    at: At,
+    x: Tensor,
+    y: Tensor,
+    neumann: Neumann | None,
+    batch: int | None,
+    nu: int,
+    common: Tensor | None = None,
 ) -> Tensor:
-    """h_{i,ν} of every client at its own x (k, d_outer) and y (k, d)."""
+    """h_{i,ν} of every client at its own x (k, d_outer) and y (k, d).
+
+    Where all are at one x still, it is given as `common`: products over all samples then begin from what a
+    first stage of the inner loss makes of these, which is made once.
+    """
     derivatives = at.derivatives
     f, g = at.outer_loss(y[0], x[0]), at.inner_by_both(x[0])
 
@@ -101,13 +111,15 @@ def local_hypergradients(
     r, direct = f.mean(batch, f"local outer {nu}", outer, (y.shape[1], x.shape[1]))
     if neumann is None:
         return direct
+    series = g if common is None or batch is not None else at.inner(common)
 
     def hessian(v: Tensor, n: int) -> Tensor:
         def product(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:
             rows = torch.from_numpy(places).to(x.device)
-            return (derivatives.inner_hessian_vector(y[rows], x[rows], samples, v[rows]),)
+            lam = x[rows] if series is g else series.lam.expand(len(rows), -1)
+            return (series.derivatives.inner_hessian_vector(y[rows], lam, samples, v[rows]),)
 
-        (found,) = g.mean(batch, f"local product {nu} {n}", product, (y.shape[1],))
+        (found,) = series.mean(batch, f"local product {nu} {n}", product, (y.shape[1],))
         return found
 
     def cross(places: IntArray, samples: tuple[Tensor, ...]) -> tuple[Tensor]:

@@ -21,10 +21,11 @@ A method with a server is written as rounds: see `rounds`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,7 @@ from asyncfed.rng import Streams
 Tensors = dict[str, Tensor]
 Steps = npt.NDArray[np.int64]
 Reports = list[dict[str, npt.NDArray[np.float64]]]
+PartT = TypeVar("PartT", bound="Part")
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,9 @@ class Part(Act):
         Which buffers of networks its steps move, "local" or "averaged" ones; none, where it does not train.
     moves_by_weight
         Whether a model moves by lr/ω with ω a push-sum weight, so that a small ω is a long step.
+    draws_from
+        Which step of the run's its first one draws like: minibatches, links, losses and times are those of
+        the steps from there on. None for its own; see `drawing_from`.
     """
 
     name: str
@@ -279,6 +284,7 @@ class Part(Act):
     conserves: bool = False
     tracks: bool = False
     moves_buffers: tuple[str, ...] = ()
+    draws_from: int | None = None
 
     @property
     def moves_by_weight(self) -> bool:
@@ -314,6 +320,13 @@ class Part(Act):
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         """What the next part, or the result, gets beside what was carried before."""
         return {}
+
+
+def drawing_from(part: PartT, step: int) -> PartT:
+    """The same part, all of whose draws are those of the run's steps from `step` on."""
+    same = copy.copy(part)
+    object.__setattr__(same, "draws_from", step)
+    return same
 
 
 class AmongPeers:

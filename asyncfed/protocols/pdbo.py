@@ -12,6 +12,7 @@ accuracy (`Result.best`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from asyncfed.checks import PositiveInt, Range, Words
@@ -23,7 +24,7 @@ from asyncfed.protocols.epoch_sgp import EpochSGP
 from asyncfed.protocols.hgp import HGP
 from asyncfed.protocols.itd import ITDBackward, ITDForward
 from asyncfed.protocols.outer import OuterPush, OuterRate, OuterStep
-from asyncfed.protocols.part import Act, AmongPeers, Inbox, Judged, Part, Sizes, Tensors
+from asyncfed.protocols.part import Act, AmongPeers, Inbox, Judged, Part, Sizes, Tensors, drawing_from
 from asyncfed.protocols.peer_fedem import PeerFedEM
 from asyncfed.protocols.settings import OuterSteps, StartFrom
 from asyncfed.protocols.sgp import SGP
@@ -67,6 +68,9 @@ class PDBO(AmongPeers):
     start
         "fresh": every inner problem begins at the initial model, as in the paper. "warm": where the last one
         ended.
+    draws
+        "fresh": every outer step sees minibatches and links of its own. "repeated": all see those of the
+        first, as in the authors' code, so that they differ by λ alone.
     """
 
     inner: Inner
@@ -76,6 +80,7 @@ class PDBO(AmongPeers):
     optimizer: Literal["adam", "sgd"] = "adam"
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     start: StartFrom = "fresh"
+    draws: Literal["fresh", "repeated"] = "fresh"
 
     def __post_init__(self) -> None:
         _check_together(self.inner, self.hypergradient)
@@ -83,7 +88,10 @@ class PDBO(AmongPeers):
     def parts(self) -> tuple[Part, ...]:
         step = OuterStep(self.outer_lr, self.optimizer, self.betas, self.start)
         once = (*self.hypergradient.with_inner(self.inner), step)
-        return (*(once * self.outer_steps), *self.inner.parts())
+        last = self.inner.parts()
+        if self.draws == "repeated":
+            once, last = _from_the_first(once), _from_the_first(last)
+        return (*(once * self.outer_steps), *last)
 
     def adaptation(self, problem: Problem, steps: int | None) -> Act:
         """New clients step their λ, and leave the model as it is."""
@@ -181,6 +189,13 @@ class EstimateHypergradient(AmongPeers):
             )
         parts: tuple[Part, ...] = alone(self.inner)
         return parts
+
+
+def _from_the_first(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts of an outer step with the draws of the first, which begins with the run."""
+    lengths = [part.steps + part.closing for part in parts]
+    begins = accumulate(lengths[:-1], initial=0)
+    return tuple(drawing_from(part, begin) for part, begin in zip(parts, begins, strict=True))
 
 
 def _check_together(inner: SGP, hypergradient: Estimator) -> None:

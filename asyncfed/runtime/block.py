@@ -567,7 +567,9 @@ class Block:
         seen = {key: value.clone() for key, value in inbox.items()} if self._tap is not None else {}
         within = steps - self._first_step if part is self._part else steps
         if part is self._part:
-            numbers = self._first_step + part.samples_of(within)
+            numbers = (self._first_step if part.draws_from is None else part.draws_from) + part.samples_of(
+                within
+            )
         else:  # who works twice in a round looks at other samples
             numbers = steps + self._turn * _ROUNDS
         at = At(self._home, rows, within, numbers, part.batch, room, elapsed)

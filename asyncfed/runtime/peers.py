@@ -81,6 +81,7 @@ class PeersLoop:
             self._first_step, self._now, part=self._number, conserves=part.conserves,
             recovers=part.conserves if recovers is None else recovers,
             samples=part.samples_per_step(stage.scene.problem),
+            back=0 if part.draws_from is None else self._first_step - part.draws_from,
         )  # fmt: skip
         # Only the inner steps show p: where hypergradients travel, messages have other weights.
         later = self._parts[self._number + 1 :]

@@ -44,11 +44,14 @@ class Study:
         in memory together. A name is a directory, too, and may hold slashes: "StoD/PDBO-DA".
     summarise
         Called with the results of the parts that are complete, by name, in the order of `parts`: one that
-        diverged, or was not asked for, is not among them.
+        diverged (but see `with_diverged`), or was not asked for, is not among them.
     note
         A line about the study, shown with its summary.
     save_final
         Keep the final variables of every part on disk, for a `summarise` that asks for `Result.final`.
+    with_diverged
+        Give `summarise` the parts that diverged as well, with what they had recorded: their
+        `Result.complete` is false.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Study:
     summarise: Callable[[Mapping[str, Result]], Summary]
     note: str = ""
     save_final: bool = False
+    with_diverged: bool = False
 
     def __post_init__(self) -> None:
         if not self.parts:

@@ -284,12 +284,13 @@ def _summarise(study: Study, directory: RunDirectory, parts: dict[str, State], p
     if not complete:
         reasons = "; ".join(f"{part}: {error}" for part, error in failed.items())
         raise RunError(f"no part came to its end: {reasons}")
+    told = [part for part, state in parts.items() if is_done(state)] if study.with_diverged else complete
     try:
-        summary = study.summarise(Results(path, complete))
+        summary = study.summarise(Results(path, told))
         if not isinstance(summary, Summary):
             raise TypeError(f"summarise() returned {summary!r}, and not a Summary")
     except Exception as error:
-        missing = [part for part in parts if part not in complete]
+        missing = [part for part in parts if part not in told]
         if not missing:
             raise _unsummarised("they could not be summarised", error, path) from error
         summary = Summary(findings=[(f"no summary without {', '.join(missing)}: {_words(error)}", None)])
@@ -301,7 +302,7 @@ def _summarise(study: Study, directory: RunDirectory, parts: dict[str, State], p
         except Exception as error:
             raise _unsummarised("a picture could not be drawn", error, path) from error
     drawn = [f"{name}.png" for name in drawn]
-    directory.write("summary.json", to_data(summary) | {"pictures": drawn, "of": complete, "failed": failed})
+    directory.write("summary.json", to_data(summary) | {"pictures": drawn, "of": told, "failed": failed})
     return summary
 
 

@@ -56,7 +56,7 @@ def text_of(shakespeare: Shakespeare, codes: torch.Tensor) -> str:
 def spoken(shakespeare: Shakespeare, split: str, client: int) -> str:
     """A client's text in a split, put together again from samples one character apart."""
     x, y = getattr(shakespeare.data, split).of(client)
-    return text_of(shakespeare, torch.cat((x[0], y)))
+    return text_of(shakespeare, torch.cat((x[0], y[:, -1])))
 
 
 def test_a_play_is_blocks_of_a_name_and_lines() -> None:
@@ -82,10 +82,22 @@ def test_lines_are_split_from_the_beginning(tmp_path: Path) -> None:
         assert spoken(found, "test", client) == "\n".join(lines[8:])
 
 
-def test_a_sample_is_some_characters_and_the_next_one(tmp_path: Path) -> None:
-    found = load_shakespeare(
-        1, 8, 3, min_characters=1, root=written(tmp_path, "A:\n" + "\n".join(["abcdefghij"] * 5))
-    )
+def test_a_sample_is_some_characters_and_what_follows_each(tmp_path: Path) -> None:
+    root = written(tmp_path, "A:\n" + "\n".join(["abcdefghij"] * 5))
+    found = load_shakespeare(1, 8, 3, min_characters=1, root=root)
+    x, y = found.data.test.of(0)
+    assert (x.dtype, y.dtype) == (torch.int64, torch.int64)
+    assert [text_of(found, row) for row in x] == ["abcdefgh"]
+    assert [text_of(found, row) for row in y] == ["bcdefghi"]
+    x, y = found.data.train.of(0)
+    text = "abcdefghij\nabcdefghij\nabcdefghij"
+    assert [text_of(found, row) for row in x] == [text[i : i + 8] for i in range(0, 24, 3)]
+    assert [text_of(found, row) for row in y] == [text[i + 1 : i + 9] for i in range(0, 24, 3)]
+
+
+def test_a_sample_may_be_some_characters_and_the_next_one(tmp_path: Path) -> None:
+    root = written(tmp_path, "A:\n" + "\n".join(["abcdefghij"] * 5))
+    found = load_shakespeare(1, 8, 3, "last", min_characters=1, root=root)
     x, y = found.data.test.of(0)
     assert (x.dtype, y.dtype) == (torch.int64, torch.int64)
     assert [text_of(found, row) for row in x] == ["abcdefgh"]
@@ -150,6 +162,8 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         DataError, match="load_shakespeare: vocabulary is 1; it must be a whole number, at least 2"
     ):
         load_shakespeare(vocabulary=1)
+    with pytest.raises(DataError, match="load_shakespeare: positions is 'lats'; did you mean 'last'"):
+        load_shakespeare(positions="lats")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="fractions are"):
         load_shakespeare(fractions=(0.5, 0.5, 0.5))
 

@@ -107,6 +107,25 @@ def test_data_without_a_test_part_keep_a_fifth_for_testing() -> None:
     assert from_digits(fractions=(0.2, 0.6, 0.2), clients=9).data.validation.sizes[0] == 120
 
 
+def test_clients_may_be_judged_on_samples_of_their_own() -> None:
+    """On some of them, each once, or on all; what they learn from stays."""
+    usual, some, everything = (from_digits(judged_on_own=each).data for each in (None, 40, 10_000))
+    assert usual.test.sizes.min() == 60
+    assert set(some.test.sizes) == {40}
+    for split in ("train", "validation"):
+        assert torch.equal(getattr(usual, split).tensors[0], getattr(some, split).tensors[0])
+    for client in range(6):
+        own = torch.cat([usual.train.of(client)[0], usual.validation.of(client)[0]])
+        assert len(everything.test.of(client)[0]) == len(own)
+        same = (some.test.of(client)[0][:, None] == own).flatten(2).all(2)
+        assert same.any(1).all()
+        labels = torch.cat([usual.train.of(client)[1], usual.validation.of(client)[1]])
+        places = same.float().argmax(1)
+        assert torch.equal(labels[places], some.test.of(client)[1])
+        assert (places < len(usual.train.of(client)[0])).any()
+        assert (places >= len(usual.train.of(client)[0])).any()
+
+
 def test_a_convolutional_network_runs_client_by_client_on_its_own_test_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

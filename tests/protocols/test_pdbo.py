@@ -439,7 +439,8 @@ def test_methods_are_compared_at_one_point_with_what_the_inner_steps_showed(tmp_
     for key in ("hypergradient", "history"):
         assert torch.equal(result.final[f"{key}/0"], alone.final[key])
     assert set(result.final) == {
-        "inner", "outer", "z", "omega", "history/0", *(f"hypergradient/{k}" for k in range(4))
+        "inner", "outer", "z", "omega", "history/0",
+        *(f"{what}/{k}" for what in ("hypergradient", "direct") for k in range(4)),
     }  # fmt: skip
     for key in ("inner", "outer", "omega"):
         assert torch.equal(result.final[key], alone.final[key])
@@ -468,3 +469,37 @@ def test_compared_methods_are_those_of_runs_of_their_own_where_nothing_is_random
         torch.testing.assert_close(
             result.final[f"hypergradient/{k}"], alone.final["hypergradient"], rtol=0, atol=1e-14
         )
+
+
+@pytest.mark.parametrize(
+    "timing",
+    [
+        Lockstep(),
+        Lockstep(loss=0.2, running_sums=True),
+        VirtualTime("exponential(1.0)", latency="exponential(0.2)", loss=0.1),
+    ],
+    ids=str,
+)
+def test_outer_steps_may_repeat_their_minibatches_links_and_times(timing: Any, tmp_path: Path) -> None:
+    """With λ hardly moving, an outer step that sees what the first saw ends where the first did."""
+    case = problem(noise=0.3, samples=4)
+    step, estimator = inner(steps=6, batch=2, lr=0.1), HGP(2, sampling="joint", lr=0.05)
+    ends = {}
+    for draws in ("fresh", "repeated"):
+        method = PDBO(step, estimator, outer_steps=2, outer_lr=1e-9, draws=draws)
+        result = outcome(method, tmp_path / draws, STO_D, problem=case, timing=timing, seed=1)
+        ends[draws] = result.metrics.groupby("outer_step")["loss"].last().to_numpy()
+        if draws == "fresh":
+            continue
+        sent = result.trace.to_pandas()
+        columns, period = ["sender", "receiver", "step", "status"], 6 + 2
+        ours = [sent[sent["step"].between(first, first + 5)][columns] for first in (0, period, 2 * period)]
+        counted = [
+            part.assign(step=part["step"] - number * period).sort_values(columns[:3]).reset_index(drop=True)
+            for number, part in enumerate(ours)
+        ]
+        assert len(counted[0])
+        assert counted[0].equals(counted[1])
+        assert counted[0].equals(counted[2])
+    np.testing.assert_allclose(ends["repeated"], ends["repeated"][0], rtol=1e-7)
+    assert len(set(ends["fresh"])) == 3

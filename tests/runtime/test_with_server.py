@@ -477,20 +477,30 @@ def test_a_run_goes_on_from_the_final_of_another(tmp_path: Path) -> None:
         run(scenario(full), out=tmp_path / "c", initial={"inner": torch.zeros(4, 3)})
 
 
-def test_samples_encoded_once_are_encoded_anew_for_a_new_outer_variable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [FedNest, LFedNestSVRG])
+@pytest.mark.parametrize("batch", [16, None])
+def test_samples_encoded_once_are_encoded_anew_for_a_new_outer_variable(
+    kind: type[FedNest | LFedNestSVRG], batch: int | None, tmp_path: Path
+) -> None:
     """A problem with stages keeps what its first stage makes of the samples while x lasts; without stages
-    every product begins from the samples, and the numbers are the same.
+    every product begins from the samples, and the numbers are the same. So they are where clients compute one
+    by one, and all together in the second stage.
     """
     staged = hyper_representation("digits", clients=4, model="mlp:4", limit=200)
     assert staged.stages is not None
+    assert staged.stages.vectorize
     step = LocalSteps(0.05, steps=2, batch=8)
-    protocol = FedNest(3, step, step, neumann=Neumann(2, 0.1, "sum"), server=Server(0.5), batch=16)
+    outer = LocalSteps(0.05, steps=2, batch=batch)
+    protocol = kind(3, step, outer, neumann=Neumann(2, 0.1, "sum"), server=Server(0.5), batch=batch)
+    problems = (
+        staged, dataclasses.replace(staged, stages=None), dataclasses.replace(staged, vectorize=False),
+    )  # fmt: skip
     results = [
-        run(scenario(protocol, problem=one), out=tmp_path / str(place))
-        for place, one in enumerate((staged, dataclasses.replace(staged, stages=None)))
+        run(scenario(protocol, problem=one), out=tmp_path / str(place)) for place, one in enumerate(problems)
     ]
-    for key, value in results[0].final.items():
-        torch.testing.assert_close(results[1].final[key], value, rtol=0, atol=1e-12)
+    for result in results[1:]:
+        for key, value in results[0].final.items():
+            torch.testing.assert_close(result.final[key], value, rtol=0, atol=1e-12)
 
 
 def test_a_minimax_problem_comes_nearer_to_its_saddle(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ class PacedSchedule:
         hands_over = attendance is not None and attendance.hands_over and talk.conserves
         self._paces = Paces(
             streams, compute, factors, started_at=self._started, first_step=talk.first_step,
-            steps=talk.steps, horizon=horizon, attendance=attendance, hands_over=hands_over,
+            steps=talk.steps, horizon=horizon, attendance=attendance, hands_over=hands_over, back=talk.back,
         )  # fmt: skip
         self._handing_out = HandingOut(talk.first_step * n, talk.part, tuple(names for names, _ in mixing))
         self._mailbox = Mailbox(len(mixing))

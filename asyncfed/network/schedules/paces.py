@@ -59,7 +59,7 @@ def no_steps() -> Steps:
 @recalled(
     given=(
         "_streams", "_compute", "_factors", "_horizon", "_attendance", "_table", "_period", "_pace", "_n",
-        "_end", "_hands_over",
+        "_end", "_hands_over", "_back",
     )
 )  # fmt: skip
 class Paces:
@@ -77,8 +77,9 @@ class Paces:
         horizon: float | None,
         attendance: Attendance | None,
         hands_over: bool,
+        back: int = 0,
     ) -> None:
-        self._streams, self._compute, self._factors = streams, compute, factors
+        self._streams, self._compute, self._factors, self._back = streams, compute, factors, back
         self._horizon = np.inf if horizon is None else horizon
         n = self._n = len(factors)
         self._end = first_step + steps
@@ -208,7 +209,7 @@ class Paces:
         return steps
 
     def _takes(self, clients: IntArray, steps: IntArray) -> FloatArray:
-        compute = self._compute
+        compute, steps = self._compute, steps - self._back
         if isinstance(compute, Table):
             drawn: FloatArray = self._table[clients, steps % self._period[clients]]
         elif isinstance(compute, Constant):
