@@ -134,11 +134,11 @@ class Derivatives:
         `moved` (k, b), where given, the buffers after it.
         """
         gradient = torch.empty_like(x) if out is None else out
-        if self._perceptrons is not None:
+        if self._perceptrons is not None and self._worth_sharing(x, batch):
             return gradient, self._perceptrons.gradient(x, batch, scale, gradient)
         loss = x.new_empty(len(x), 1)
         if self.problem.vectorize and len(x) > 1:
-            if len(x) * batch[0].shape[1] * self.inner.d < WORTH_SHARING:  # then it is Python that takes long
+            if not self._worth_sharing(x, batch):
                 return gradient, self._replayed_gradient(x, lam, batch, scale, gradient, moved)
             outputs = ((self.inner, gradient, scale), (_SCALAR, loss, None), *self._moving(x, moved))
             self._run("inner_gradient", (x, lam, batch), outputs)
@@ -148,6 +148,10 @@ class Derivatives:
                 after = None if moved is None else moved[i]
                 loss[i, 0] = self._alone.gradients("inner", x[i], lam[i], _row(batch, i), row, moved=after)
         return gradient, loss[:, 0]
+
+    def _worth_sharing(self, x: Tensor, batch: Batch) -> bool:
+        """Whether it is the mathematics that takes long; else it is Python: recorded operations are best."""
+        return len(x) * batch[0].shape[1] * self.inner.d >= WORTH_SHARING
 
     def _moving(self, x: Tensor, moved: Tensor | None) -> tuple[tuple[Layout, Tensor, None], ...]:
         """Where buffers go after a gradient, of a problem that has them."""
@@ -184,7 +188,7 @@ class Derivatives:
         """
         layout, variable = (self.inner, x) if level == "inner" else (self.outer, lam)
         variable = variable if into is None else into
-        if self._perceptrons is not None and level == "inner":
+        if self._perceptrons is not None and level == "inner" and self._worth_sharing(x, batch):
             return self._perceptrons.gradient(x, batch, -rate, variable, add=True)
         if not self.problem.vectorize or len(x) == 1:
             if level == "inner":
@@ -248,7 +252,7 @@ class Derivatives:
         """Hessian of the inner loss in x, times u (k, d), times `scale`, in `out` where given (which may be
         u), or added to what stands there.
         """
-        if self._perceptrons is not None:
+        if self._perceptrons is not None and self._worth_sharing(x, batch):
             result = torch.empty_like(x) if out is None else out
             self._perceptrons.hessian_vector(x, batch, u, scale, result, add=add)
             return result
