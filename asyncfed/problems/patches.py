@@ -21,6 +21,9 @@ from torch import Tensor
 _ROWS_ENOUGH = 32
 """From so many rows on, a matrix product is about as fast as it gets."""
 
+_WIDE = 16
+"""From so many columns on (what one instruction takes of them) it may be the other matrix that is turned."""
+
 
 @dataclass(frozen=True)
 class Patches:
@@ -96,13 +99,20 @@ def correlated(*made: tuple[Patches, Tensor]) -> Tensor:
     first, d = made[0]
     channels, (down, across) = first.shape[0], first.size
     unrolled = _unrolled(channels, first.size)
-    found = d.new_zeros(down // unrolled, len(d), len(first.matrix))
+    turned = len(d) >= _WIDE
+    sizes = (len(first.matrix), len(d)) if turned else (len(d), len(first.matrix))
+    found = d.new_zeros(down // unrolled, *sizes)
     for seen, d in made:
         flat = d.reshape(len(d), -1)
         for number, product in enumerate(found):
-            product.addmm_(flat, seen._part(seen.matrix, number).T)
-    apart = found.view(-1, found.shape[1], channels, unrolled, across)
-    return apart.permute(1, 2, 0, 3, 4).reshape(found.shape[1], channels, down, across)
+            part = seen._part(seen.matrix, number)
+            if turned:
+                product.addmm_(part, flat.T)
+            else:
+                product.addmm_(flat, part.T)
+    pieces = found.transpose(1, 2) if turned else found
+    apart = pieces.reshape(len(pieces), len(d), channels, unrolled, across)
+    return apart.permute(1, 2, 0, 3, 4).reshape(len(d), channels, down, across)
 
 
 def _unrolled(channels: int, size: tuple[int, int]) -> int:
