@@ -1,7 +1,8 @@
 """Integers kept per payload while the payload is of interest.
 
-Payloads are numbered in the order of emission, so a table over them is an array with a moving front: it grows
-at the end, and what lies before the oldest payload still of interest is forgotten. Look-ups are vectorised.
+Payloads are numbered about in the order of emission, so a table over them is an array with a moving front: it
+grows at the end, and what lies before the oldest payload still of interest is forgotten. Now and then one
+comes that is older still, of a step that took long: then the front moves back. Look-ups are vectorised.
 """
 
 from __future__ import annotations
@@ -75,18 +76,17 @@ class SerialTable:
         self.alive = 0
 
     def _room_for(self, serials: IntArray) -> IntArray:
-        last = int(serials.max())
-        if last - self._base >= len(self._alive):
+        first, last = int(serials.min()), int(serials.max())
+        if first < self._base or last - self._base >= len(self._alive):
             living = np.flatnonzero(self._alive)
-            front = int(living[0]) if len(living) else len(self._alive)
-            kept = len(self._alive) - front
-            if not kept:
-                front = int(serials.min()) - self._base
-            self._base += front
-            size = max(16_384, 2 * (last - self._base + 1))
-            self._alive = _moved(self._alive, front, kept, size)
+            kept = slice(int(living[0]), int(living[-1]) + 1) if len(living) else slice(0, 0)
+            if len(living):
+                first, last = min(first, self._base + kept.start), max(last, self._base + kept.stop - 1)
+            at, size = self._base + kept.start - first, max(16_384, 2 * (last - first + 1))
+            self._base = first
+            self._alive = _moved(self._alive, kept, at, size)
             for name, column in self._columns.items():
-                self._columns[name] = _moved(column, front, kept, size)
+                self._columns[name] = _moved(column, kept, at, size)
         return serials - self._base
 
 
@@ -95,8 +95,8 @@ def _spread(payloads: int) -> int:
     return max(1 << 22, payloads << 16)
 
 
-def _moved(old: npt.NDArray[_Scalar], front: int, kept: int, size: int) -> npt.NDArray[_Scalar]:
+def _moved(old: npt.NDArray[_Scalar], kept: slice, at: int, size: int) -> npt.NDArray[_Scalar]:
+    """A larger array with what is kept of the old one from a place on."""
     new = np.zeros(size, dtype=old.dtype)
-    if kept:
-        new[:kept] = old[front:]
+    new[at : at + kept.stop - kept.start] = old[kept]
     return new
