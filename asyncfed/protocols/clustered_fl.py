@@ -2,7 +2,7 @@
 
 The server keeps a partition of the clients, at first one cluster, and a model θ_c for each cluster.
 
-for every client asked, in parallel:   Δ_i = θ_i − θ_c(i), after τ_i steps of SGD from θ_c(i)
+for every client asked, in parallel:   Δ_i = θ_i − θ_c(i), after τ_i steps of SGD(m) from θ_c(i)
 for every cluster c that there is:
     if ‖mean Δ_i‖₂ < ε₁  and  max ‖Δ_i‖₂ > ε₂  and  |c| > 2,  after the first rounds:
         split c in two, by complete linkage on 1 − cos(Δ_i, Δ_j)
@@ -14,6 +14,7 @@ for every cluster c that there is:
 | C         | cluster  | on the board: the number of each client's cluster                 |
 | Δθ_i      | delta    | answers, which the server sees one by one                         |
 | ε₁, ε₂    | eps1, eps2 | the cluster is nearly done, while some of its clients are not   |
+| –         | m        | momentum, kept at the client from round to round, where wanted    |
 
 Means are weighed as the server weighs answers. Norms are those of whole updates, and clients go by their
 numbers in the run (in the code published with FedEM norms are taken number by number, so that clusters hardly
@@ -35,8 +36,8 @@ from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Words
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At
 from asyncfed.protocols.local_round import LocalRound
-from asyncfed.protocols.local_steps import LocalSteps
-from asyncfed.protocols.part import Inbox, Tensors
+from asyncfed.protocols.local_steps import LocalSteps, decay
+from asyncfed.protocols.part import Inbox, Sizes, Tensors
 from asyncfed.protocols.rounds import (
     LEVELS,
     Answer,
@@ -46,6 +47,7 @@ from asyncfed.protocols.rounds import (
     Round,
     WithServer,
 )
+from asyncfed.protocols.settings import Momentum
 from asyncfed.registry import register
 from asyncfed.rng import Streams
 
@@ -93,6 +95,10 @@ class ClusteredFL(WithServer):
         Rounds without splits at the beginning.
     server
         Whom it asks and how it waits; by default everybody, weighed by their numbers of samples.
+    momentum
+        β in [0, 1): of the local steps. Clients keep their momenta from round to round.
+    weight_decay
+        At least 0: clients add so much of θ_i to their gradients.
     """
 
     outer_steps: NonNegativeInt
@@ -102,6 +108,8 @@ class ClusteredFL(WithServer):
     min_rounds: NonNegativeInt = 20
     server: Waiting = field(default_factory=lambda: Server(weighted=True))
     max_rounds: PositiveInt | None = None
+    momentum: Momentum = field(default=0.0, kw_only=True)
+    weight_decay: NonNegativeFloat = field(default=0.0, kw_only=True)
 
     opening: ClassVar[Round] = OneCluster()
     passes_on: ClassVar[tuple[str, ...]] = ()
@@ -113,7 +121,11 @@ class ClusteredFL(WithServer):
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         splits = iteration >= self.min_rounds
-        return (ClusterSteps(self.local, iteration, splits, self.eps1, self.eps2),)
+        return (
+            ClusterSteps(
+                self.local, iteration, splits, self.eps1, self.eps2, self.momentum, self.weight_decay
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -125,21 +137,28 @@ class ClusterSteps(LocalRound):
     splits: bool
     eps1: float
     eps2: float
+    momentum: float
+    weight_decay: float
 
     phase = "inner"
     kind = "delta"
     reads = ("x", "y")
     answers = each = ("delta",)
-    levels = LEVELS | {"delta": "inner"}
+    levels = LEVELS | {"delta": "inner", "m": "inner"}
 
     @property
     def writes(self) -> tuple[str, ...]:
         return ("y",)
 
+    def remembered(self, sizes: Sizes) -> dict[str, int]:
+        return {"m": self.length("m", sizes)} if self.momentum else {}
+
     def local(self, at: At, board: Tensors, memory: Tensors) -> Answer:
-        theta = board["y"]
-        own, loss = self.steps.plain(at.inner(board["x"]), theta, self.iteration)
-        return Answer({"delta": own - theta}, {"loss": loss})
+        f, theta = at.inner(board["x"]), board["y"]
+        own, loss, kept = self.steps.remembering(
+            f, theta, memory, self.momentum, self.iteration, decay(self.weight_decay)
+        )
+        return Answer({"delta": own - theta}, {"loss": loss}, kept)
 
     def fold(self, board: Tensors, mean: Inbox) -> Tensors:
         arrived = mean.each("delta")

@@ -74,18 +74,30 @@ def halves(delta: Array) -> list[set[int]]:
 
 
 class Box:
-    """The algorithm, with full gradient steps."""
+    """The algorithm, with full gradient steps; `push` are momentum and weight decay."""
 
-    def __init__(self, problem: Problem, lr: float, tau: int, eps1: float, eps2: float, first: int) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        lr: float,
+        tau: int,
+        eps1: float,
+        eps2: float,
+        first: int,
+        push: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self.A, self.b, _ = quadratics(problem)
         self.lr, self.tau, self.eps1, self.eps2, self.first = lr, tau, eps1, eps2, first
+        self.momentum, self.decay = push
 
-    def local(self, i: int, round_: int, state: Models, memory: None) -> tuple[Array, None]:
+    def local(self, i: int, round_: int, state: Models, memory: Array) -> tuple[Array, Array]:
         models, cluster = state
         start = theta = models[cluster[i]]
         for _ in range(self.tau):
-            theta = theta - self.lr * self.A[i] @ (theta - self.b[i])
-        return theta - start, None
+            gradient = self.A[i] @ (theta - self.b[i]) + self.decay * theta
+            memory = self.momentum * memory + gradient
+            theta = theta - self.lr * memory
+        return theta - start, memory
 
     def fold(self, round_: int, state: Models, answers: Answers) -> Models:
         models, cluster = list(state[0]), list(state[1])
@@ -123,10 +135,11 @@ def agrees(result: Result, states: list[Models]) -> None:
     assert result.metrics.splits.tolist() == [len(models) - 1 for models, _ in states]
 
 
+@pytest.mark.parametrize("push", [(0.0, 0.0), (0.5, 0.01)], ids=["plain", "pushed"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_rounds_are_those_of_the_box(weighted: bool, tmp_path: Path) -> None:
+def test_rounds_are_those_of_the_box(weighted: bool, push: tuple[float, float], tmp_path: Path) -> None:
     """Three groups, two splits; in every third round some clients are not asked, and no cluster of theirs is
-    split.
+    split. With momentum and weight decay too: momenta stay at the clients.
     """
     centres = np.array([[4.0, 0.0, 1.0], [-4.0, 2.0, 1.0], [-4.0, -2.0, 1.0]])
     given = planted((0, 1, 2, 0, 2, 1, 0, 2, 1), centres)
@@ -139,15 +152,22 @@ def test_rounds_are_those_of_the_box(weighted: bool, tmp_path: Path) -> None:
         eps2=0.7,
         min_rounds=5,
         server=Server(sets, weighted=weighted),
+        momentum=push[0],
+        weight_decay=push[1],
     )
     result = serve(given, protocol, tmp_path / "run")
-    box = Box(given, 0.2, 3, 0.4, 0.7, 5)
+    box = Box(given, 0.2, 3, 0.4, 0.7, 5, push)
+    momenta = [np.zeros(3)] * 9
     n_i = quadratics(given)[2] if weighted else np.ones(9)
     state: Models = (np.zeros((1, 3)), (0,) * 9)
     states = [state]
     for k in range(17):
         S = sets[k % 3]
-        state = box.fold(k, state, [(i, n_i[i], box.local(i, k, state, None)[0]) for i in S])
+        answers: Answers = []
+        for i in S:
+            delta, momenta[i] = box.local(i, k, state, momenta[i])
+            answers.append((i, n_i[i], delta))
+        state = box.fold(k, state, answers)
         states.append(state)
     assert [len(models) for models, _ in states] == sorted(len(models) for models, _ in states)
     assert len(states[-1][0]) == 3
@@ -232,7 +252,7 @@ def test_quorum_and_late_answers_in_virtual_time(seed: int, tmp_path: Path) -> N
     result = run(scenario, out=tmp_path / "run")
     box = Box(scenario.problem, 0.1, 2, 0.4, 0.5, 8)
     start: Models = (np.zeros((1, 3)), (0,) * len(GROUPS))
-    states, _ = replay(result, len(GROUPS), start, None, box.local, box.fold)
+    states, _ = replay(result, len(GROUPS), start, np.zeros(3), box.local, box.fold)
     agrees(result, states)
     rounds = result.trace.rounds()
     assert rounds.used_late.sum() > 0
