@@ -42,7 +42,7 @@ class _Encode(torch.autograd.Function):
     def forward(
         body: nn.Module, layers: Layers, names: tuple[str, ...], kept: list[Any], images: Tensor, *ws: Tensor
     ) -> Tensor:
-        features, _, own = layers.up(dict(zip(names, ws, strict=True)), (), layers.inputs(images))
+        features, _, own = layers.up(dict(zip(names, ws, strict=True)), (), images)
         kept.extend(own)
         return features
 

@@ -40,9 +40,9 @@ class WrittenOut:
     ) -> Tensor:
         assert moved is None, "a network written out has no buffers"
         models = self._models(x)
-        inputs, tops, kept = self._layers.inputs(batch[0]), [], []
+        tops, kept = [], []
         for w in models:
-            top, _, own = self._layers.up(w, (), inputs)
+            top, _, own = self._layers.up(w, (), batch[0])
             tops.append(top)
             kept.append(own)
         outputs = self._joined(tops).requires_grad_()
@@ -72,9 +72,9 @@ class WrittenOut:
     ) -> None:
         models = self._models(x)
         moving = [self._models(u) for u in directions]
-        inputs, tops, moved, kept = self._layers.inputs(batch[0]), [], [], []
+        tops, moved, kept = [], [], []
         for number, w in enumerate(models):
-            top, along, own = self._layers.up(w, [us[number] for us in moving], inputs)
+            top, along, own = self._layers.up(w, [us[number] for us in moving], batch[0])
             tops.append(top)
             moved.append(along)
             kept.append(own)
