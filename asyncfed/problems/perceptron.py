@@ -220,6 +220,8 @@ class _Affine(NamedTuple):
     bias: Tensor
 
     def __call__(self, a: Tensor) -> Tensor:
+        if self.weight[0].numel() >= _WORTH_FUSING:  # a W_iᵀ reads a large matrix across its rows
+            return torch.baddbmm(self.bias.unsqueeze(2), self.weight, a.mT).mT
         return torch.baddbmm(self.bias.unsqueeze(1), a, self.weight.mT)
 
 
