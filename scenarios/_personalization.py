@@ -3,7 +3,8 @@
 A row is a method, a column a network; `Scale` is everything that is smaller here than in the paper. Outer
 settings are those of its Table 2, the hypergradient those of its App. D: (VR-)HGP with joint sampling and
 expectations that each client estimates from its own rounds of SGP. On fixed networks (FC, FixU) a client
-communicates once per local epoch (`Epochs`), and FC has the rows of the methods with a server.
+communicates once per local epoch (`Epochs`), those who are alone make as many, and FC has the rows of the
+methods with a server. SGP on FC is FedAvg.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from asyncfed.protocols import (
     FedEM,
     FedProx,
     Local,
+    LocalEpochs,
     LocalSteps,
     PFedMe,
     StepDecay,
@@ -158,12 +160,16 @@ def row(method: str, where: str, problem: ProblemMaker, scale: Scale) -> Scenari
         made = problem("mtl" if ensemble else "none", 0.0)
         return Scenario(problem=made, topology=star(scale.clients), protocol=_served(method, scale), **common)
     fixed = scale.epochs is not None and where in ("FC", "FixU")
-    inner = _epochs(scale, where, ensemble) if fixed else _steps(scale, method, ensemble)
+    settings = _epoch_settings(scale, ensemble) if fixed else _step_settings(scale, method, ensemble)
+    alone = method.startswith("Local")
+    inner: SGP
+    if fixed:  # on FC clients count by their samples, as in FedAvg
+        inner = LocalEpochs(**settings) if alone else EpochSGP(**settings, weighted=where == "FC")
+    else:
+        inner = Local(**settings) if alone else SGP(**settings)
     common["topology"] = graph
     if method not in PDBOS:
         made = problem("mtl" if ensemble else "none", 0.0)
-        if method.startswith("Local"):
-            inner = Local(**_step_settings(scale, ensemble))
         return Scenario(problem=made, protocol=inner, evaluate_every=inner.steps, **common)
     kind = PDBOS[method]
     parts = {"da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}[kind]
@@ -195,8 +201,8 @@ def parts(
     return {f"{name}/{method}": part(method, name) for name in where for method in methods}
 
 
-def _step_settings(scale: Scale, ensemble: bool, faster: float = 1.0) -> dict[str, Any]:
-    lr = faster * (scale.lr_mtl if ensemble else scale.lr)
+def _step_settings(scale: Scale, method: str, ensemble: bool) -> dict[str, Any]:
+    lr = (FASTER if method == FASTER_ROW else 1.0) * (scale.lr_mtl if ensemble else scale.lr)
     return {
         "steps": scale.steps,
         "lr": StepDecay(lr, at=scale.decay_at),
@@ -205,22 +211,16 @@ def _step_settings(scale: Scale, ensemble: bool, faster: float = 1.0) -> dict[st
     }
 
 
-def _steps(scale: Scale, method: str, ensemble: bool) -> SGP:
-    return SGP(**_step_settings(scale, ensemble, FASTER if method == FASTER_ROW else 1.0))
-
-
-def _epochs(scale: Scale, where: str, ensemble: bool) -> EpochSGP:
-    """On FC clients count by their samples, as in FedAvg."""
+def _epoch_settings(scale: Scale, ensemble: bool) -> dict[str, Any]:
     epochs = scale.epochs
     assert epochs is not None
-    return EpochSGP(
-        steps=epochs.rounds,
-        lr=StepDecay(epochs.lr_mtl if ensemble else epochs.lr, at=epochs.decay_at),
-        batch=epochs.batch,
-        momentum=epochs.momentum,
-        weight_decay=scale.weight_decay,
-        weighted=where == "FC",
-    )
+    return {
+        "steps": epochs.rounds,
+        "lr": StepDecay(epochs.lr_mtl if ensemble else epochs.lr, at=epochs.decay_at),
+        "batch": epochs.batch,
+        "momentum": epochs.momentum,
+        "weight_decay": scale.weight_decay,
+    }
 
 
 def _served(method: str, scale: Scale) -> Any:
@@ -241,5 +241,5 @@ def _served(method: str, scale: Scale) -> Any:
         case "pFedMe":
             return PFedMe(epochs.rounds, local, form="fedem", lam=1.0, **settings)
         case "Clustered-FL":
-            return ClusteredFL(epochs.rounds, local)
+            return ClusteredFL(epochs.rounds, local, **settings)
     return FedEM(epochs.rounds, local, **settings)

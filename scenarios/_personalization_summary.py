@@ -74,16 +74,28 @@ def summarise(results: Mapping[str, Result], paper: Paper, title: str, notes: Se
 
 def _rows(results: Mapping[str, Result]) -> Iterator[tuple[str, str, dict[str, Any] | None, Result]]:
     """Network, method, its figures and the run they are from; of a method that another begins with, those of
-    outer step 0, unless it has a run of its own.
+    outer step 0, unless it has a run of its own. SGP on FC is FedAvg: what FedAvg+ has before its tuning,
+    where there is nothing else.
     """
     for name, result in results.items():
         where, method = name.split("/")
+        if method == "FedAvg+" and not {f"{where}/SGP", f"{where}/{BEGINNINGS['SGP']}"} & results.keys():
+            yield where, "SGP", _before_tuning(result), result
         for beginning, of in BEGINNINGS.items():
             if of == method and f"{where}/{beginning}" not in results:
                 metrics = result.metrics
                 begun = metrics[metrics["outer_step"] == 0] if len(metrics) else metrics
                 yield where, beginning, dict(begun.iloc[-1]) if len(begun) else None, result
         yield where, method, reported(method, result), result
+
+
+def _before_tuning(result: Result) -> dict[str, Any] | None:
+    """What FedAvg+ is before everybody tunes its model."""
+    if not result.complete:
+        return None
+    own, end = result.clients["accuracy_tuned_0"], result.metrics.iloc[-1]
+    figures = (float(end["accuracy_tuned_0"]), float(own.quantile(0.1)))
+    return dict(end) | dict(zip(_FIGURES, figures, strict=True))
 
 
 def _accuracies(results: Mapping[str, Result], short: bool) -> dict[str, tuple[Any, Any]]:

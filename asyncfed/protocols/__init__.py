@@ -32,7 +32,7 @@ from asyncfed.protocols.scaffold import Scaffold
 from asyncfed.protocols.schedules import Diminishing, StepDecay
 from asyncfed.protocols.sgp import SGP
 from asyncfed.protocols.simfbo import SimFBO
-from asyncfed.protocols.special_cases import DSGD, Local, PeerFedAvg
+from asyncfed.protocols.special_cases import DSGD, Local, LocalEpochs, PeerFedAvg
 from asyncfed.protocols.vr_hgp import VRHGP
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "LFedNestNonAlt",
     "LFedNestSVRG",
     "Local",
+    "LocalEpochs",
     "LocalSteps",
     "MetaFL",
     "Neumann",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from asyncfed.errors import TopologyError
 from asyncfed.network.links import require_strongly_connected
+from asyncfed.protocols.epoch_sgp import EpochSGP
 from asyncfed.protocols.part import Scene
 from asyncfed.protocols.sgp import SGP, Order
 from asyncfed.registry import register
@@ -55,6 +56,19 @@ class Local(SGP):
     """Everybody alone: SGP with self-links only. Nothing is sent, whatever the topology."""
 
     name = "local"
+    kind = "none"
+    sends = False
+
+    def check(self, scene: Scene) -> None:
+        return None
+
+
+@register("method")
+@dataclass(frozen=True)
+class LocalEpochs(EpochSGP):
+    """Everybody alone, epoch by epoch: `EpochSGP` with self-links only. Nothing is sent."""
+
+    name = "local-epochs"
     kind = "none"
     sends = False
 

@@ -21,6 +21,7 @@ from asyncfed.protocols import (
     EstimateHypergradient,
     FedAvg,
     ITDBackward,
+    LocalEpochs,
     LocalSteps,
     PeerFedEM,
     Server,
@@ -128,6 +129,19 @@ def test_pdbo_communicates_once_per_epoch(tmp_path: Path) -> None:
     pushed = messages[messages["phase"] == "epoch-sgp"]
     assert len(pushed) == 2 * 3 * 12  # both inner problems, rounds, links
     assert result.clients["gradients"].tolist() == [2 * 3 * steps + 1 for steps in (1, 1, 2, 2)]
+
+
+def test_alone_it_is_fedavg_with_oneself(tmp_path: Path) -> None:
+    """On whatever network, of which it uses nothing; momenta stay."""
+    given = problem()
+    method = LocalEpochs(4, RATE, batch=4, epochs=2, **SGDM)
+    scenario = Scenario(given, stochastic_directed(4, seed=1), method, precision="float64", seed=SEED)
+    result = run(scenario, out=tmp_path / "alone")
+    assert len(result.trace.to_pandas()) == 0
+    for i in range(4):
+        own = FedAvg(4, LocalSteps(RATE, epochs=2, batch=4), server=Server([i]), **SGDM)
+        served = serve(given, own, tmp_path / str(i), seed=SEED)
+        torch.testing.assert_close(result.final["inner"][i], served.final["inner"][0], rtol=0, atol=1e-12)
 
 
 def test_what_it_is_not_is_refused() -> None:
