@@ -134,7 +134,7 @@ class Derivatives:
         `moved` (k, b), where given, the buffers after it.
         """
         gradient = torch.empty_like(x) if out is None else out
-        if self._perceptrons is not None and self._worth_sharing(x, batch):
+        if self._perceptrons is not None:
             return gradient, self._perceptrons.gradient(x, batch, scale, gradient)
         loss = x.new_empty(len(x), 1)
         if self.problem.vectorize and len(x) > 1:
@@ -188,7 +188,7 @@ class Derivatives:
         """
         layout, variable = (self.inner, x) if level == "inner" else (self.outer, lam)
         variable = variable if into is None else into
-        if self._perceptrons is not None and level == "inner" and self._worth_sharing(x, batch):
+        if self._perceptrons is not None and level == "inner":
             return self._perceptrons.gradient(x, batch, -rate, variable, add=True)
         if not self.problem.vectorize or len(x) == 1:
             if level == "inner":
@@ -252,7 +252,7 @@ class Derivatives:
         """Hessian of the inner loss in x, times u (k, d), times `scale`, in `out` where given (which may be
         u), or added to what stands there.
         """
-        if self._perceptrons is not None and self._worth_sharing(x, batch):
+        if self._perceptrons is not None:
             result = torch.empty_like(x) if out is None else out
             self._perceptrons.hessian_vector(x, batch, u, scale, result, add=add)
             return result
