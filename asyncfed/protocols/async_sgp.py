@@ -162,5 +162,5 @@ class AsyncSGP(Part, AmongPeers):
         """−rate · ∇f(x), and the losses."""
         descent, loss = at.gradient(x, lam, scale=-rate)
         if self.weight_decay:
-            descent -= rate * self.weight_decay * x
+            descent -= (self.weight_decay * x).mul_(rate)
         return descent, loss

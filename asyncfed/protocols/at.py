@@ -207,7 +207,7 @@ class At:
             moved = x.new_empty(len(x), tail)
             found, loss = self.derivatives.inner_gradient(x, lam, self.batch, -alpha, out, moved)
         if weight_decay:
-            found -= alpha * weight_decay * x
+            found -= (weight_decay * x).mul_(alpha)  # so rounded alike, whether α is a number or a tensor
         if tail:
             found[:, -tail:] = (moved - x[:, -tail:]) * (1.0 if omega is None else omega.to(x))
         return found, loss
