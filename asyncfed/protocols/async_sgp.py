@@ -133,10 +133,10 @@ class AsyncSGP(Part, AmongPeers):
         if self.owed == "time":
             due = memory["owed"] + tau
             paid = due if bearable is None else torch.minimum(due, bearable)
-            descent, loss = self._descent(at, x, lam, alpha * paid)
+            descent, loss = at.descent(x, lam, alpha * paid, self.weight_decay)
             owed = due - paid
         else:
-            fresh, loss = self._descent(at, x, lam, alpha * tau)
+            fresh, loss = at.descent(x, lam, alpha * tau, self.weight_decay)
             all_due = memory["owed"] + fresh  # −D
             descent = all_due if bearable is None else bearable.clamp(max=1.0) * all_due
             owed = all_due - descent
@@ -155,12 +155,3 @@ class AsyncSGP(Part, AmongPeers):
     def finish(self, at: At, inbox: Inbox, memory: Tensors) -> Tensors:
         final = self.judge(at, inbox, memory)
         return {"inner": final.inner, "outer": final.outer, **inbox, "owed": memory["owed"].clone()}
-
-    def _descent(
-        self, at: At, x: torch.Tensor, lam: torch.Tensor, rate: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """−rate · ∇f(x), and the losses."""
-        descent, loss = at.gradient(x, lam, scale=-rate)
-        if self.weight_decay:
-            descent -= (self.weight_decay * x).mul_(rate)
-        return descent, loss
