@@ -92,6 +92,18 @@ def test_personalization_begins_with_the_rows_that_it_is_said_to_begin_with(tmp_
             assert begun[figure] == alone[figure].iloc[-1]
 
 
+def test_on_fc_fedavg_is_what_fedavg_plus_has_before_its_tuning(tmp_path: Path) -> None:
+    """Where PDBO-DA, which begins with it, was not asked for; the clients' 10th percentile, too."""
+    study = made("pdbo_emnist", *SMALL["pdbo_emnist"], "network=FC")
+    result = run_study(study, out=tmp_path / "study", only=["FC/FedAvg+"])
+    part = result.results["FC/FedAvg+"]
+    mean = 100 * part.metrics["accuracy_tuned_0"].iloc[-1]
+    tenth = 100 * np.percentile(part.clients["accuracy_tuned_0"], 10)
+    rows = result.table().set_index("method")["accuracy"]
+    assert list(rows.index) == ["SGP", "FedAvg+"]
+    assert rows["SGP"] == f"{mean:.1f} / {tenth:.1f}"
+
+
 def test_rows_that_diverge_are_said_to(tmp_path: Path) -> None:
     """Ensembles at a senseless rate: their rows have no figures, and nothing is compared with them."""
     study = made("pdbo_cifar10", *SMALL["pdbo_cifar10"], "lr_mtl=1e30")
