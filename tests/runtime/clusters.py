@@ -8,7 +8,7 @@ in its environment: by that `Machines` finds what is left.
     with machines(3) as cluster:
         subprocess.run([…, cluster.address])    # a driver: run(…, backend="ray", address=…)
         cluster.actors()                        # who lives where
-        cluster.kill(1)                         # SIGKILL to the raylet of the second node
+        cluster.kill(1)                         # pull the plug of the second node
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LARGEST_SESSION = 50 * 2**20  # what a cluster may write: logs
 
 @dataclass(frozen=True)
 class Machine:
-    """A node of the cluster, by Ray's name for it; `pid` is its raylet, which its workers die with."""
+    """A node of the cluster, by Ray's name for it; `pid` is its raylet, whose children its workers are."""
 
     node: str
     pid: int
@@ -87,8 +87,13 @@ class Machines:
         return self.all[-1]
 
     def kill(self, number: int) -> Machine:
-        """As when its plug is pulled: the raylet is gone at once, and its workers with it."""
-        os.kill(self.all[number].pid, signal.SIGKILL)
+        """As when its plug is pulled: all of it is gone at once (left to themselves, workers outlive their
+        raylet by a moment, in which a short run may end)."""
+        raylet = psutil.Process(self.all[number].pid)
+        every = [raylet, *raylet.children(recursive=True)]
+        for process in every:
+            process.kill()
+        assert until_empty(lambda: [process for process in every if alive(process)], 10.0) == []
         return self.all[number]
 
     def number(self, node: str) -> int:
@@ -169,6 +174,14 @@ def until_empty(look: Any, seconds: float) -> Any:
     while (found := look()) and time.monotonic() < end:
         time.sleep(0.1)
     return found
+
+
+def alive(process: psutil.Process) -> bool:
+    """A process that ended and that nobody has waited for is not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def keep(count: int, cpus: float, store: str) -> None:
