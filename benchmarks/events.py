@@ -17,6 +17,7 @@ from asyncfed import Scenario, VirtualTime
 from asyncfed.network.waves import Conversation, Wave
 from asyncfed.network.weights import Uniform
 from asyncfed.problems.derivatives import Derivatives
+from asyncfed.problems.whole import evaluate
 from asyncfed.rng import Streams
 from asyncfed.runtime.local import LocalBackend
 from asyncfed.runtime.loop import execute
@@ -71,7 +72,7 @@ def _evaluations(backend: LocalBackend, scenario: Scenario) -> float:
     for _ in range(2):
         shards = scenario.problem.data.test
         if scenario.problem.metrics:
-            Derivatives.of(scenario.problem).evaluate(final["inner"], final["outer"], shards)
+            evaluate(Derivatives.of(scenario.problem), final["inner"], final["outer"], shards)
         x = final["inner"].double()
         (x - x.mean(0)).square().sum()
     return time.perf_counter() - started

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.data.sampling import Sampler
-from asyncfed.problems.derivatives import Derivatives, samples_at_once
+from asyncfed.problems.derivatives import Derivatives
 from asyncfed.problems.problem import Level as Level
+from asyncfed.problems.whole import samples_at_once
 from asyncfed.rng import Streams
 
 IntArray = npt.NDArray[np.int64]

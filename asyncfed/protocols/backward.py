@@ -45,6 +45,7 @@ from asyncfed.network.links import FloatArray
 from asyncfed.network.timing import Lockstep
 from asyncfed.network.weights import Mixing, Shares
 from asyncfed.problems.derivatives import Derivatives
+from asyncfed.problems.whole import whole_inner_jacobians, whole_outer_gradients
 from asyncfed.protocols.at import At
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
@@ -312,7 +313,7 @@ class Backward(Part):
         if self.method.record:
             memory["history"] = lam.new_zeros(len(lam), self.method.rounds, lam.shape[1])
         if self.batch is None and x.shape[1] <= _LAID_OUT:
-            hessian, memory["cross"] = at.derivatives.whole_inner_jacobians(x, lam, at.train)
+            hessian, memory["cross"] = whole_inner_jacobians(at.derivatives, x, lam, at.train)
             hessian.diagonal(dim1=1, dim2=2).add_(self.inner.weight_decay)
             memory["hessian"] = hessian
         return Start(opening.absorbed, memory)
@@ -413,7 +414,7 @@ class Backward(Part):
 
 def outer_terms(at: At, carried: Tensors) -> tuple[Tensor, Tensor]:
     """c^y (k, d) and c^λ (k, d_outer)."""
-    by_x, by_lam, _ = at.derivatives.whole_outer_gradients(carried["inner"], carried["outer"], at.outer)
+    by_x, by_lam, _ = whole_outer_gradients(at.derivatives, carried["inner"], carried["outer"], at.outer)
     if "omega" in carried:
         by_x.div_(carried["omega"].to(by_x))
     return by_x.div_(at.n), by_lam.div_(at.n)

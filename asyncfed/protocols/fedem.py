@@ -32,8 +32,8 @@ from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt
 from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
-from asyncfed.problems.derivatives import samples_at_once
 from asyncfed.problems.problem import Problem
+from asyncfed.problems.whole import samples_at_once
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps, decay

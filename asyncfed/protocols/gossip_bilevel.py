@@ -53,6 +53,7 @@ from asyncfed.errors import DivergenceError, RunError, ScenarioError, TopologyEr
 from asyncfed.network.links import require_strongly_connected
 from asyncfed.network.timing import Lockstep
 from asyncfed.problems.derivatives import Derivatives
+from asyncfed.problems.whole import whole_outer_gradients
 from asyncfed.protocols.at import At
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.part import (
@@ -190,7 +191,7 @@ class GossipRounds(Part):
         descent, loss = derivatives.inner_gradient(
             y, x, first, scale=-gamma, out=at.room.get("y")
         )  # −γ ∇_y g
-        f_y, f_x, _ = derivatives.whole_outer_gradients(y, x, at.outer.select(at.rows))
+        f_y, f_x, _ = whole_outer_gradients(derivatives, y, x, at.outer.select(at.rows))
         g_yy, g_xy = _second_derivatives(derivatives, y, x, first)
         if others:
             hessians = [_second_derivatives(derivatives, y, x, other)[0] for other in others]

@@ -13,6 +13,7 @@ from torch import Tensor
 from asyncfed.data import ClientData, ClientShards
 from asyncfed.errors import RunError
 from asyncfed.problems.derivatives import Derivatives
+from asyncfed.problems.whole import evaluate, evaluate_common
 from asyncfed.protocols.part import Judged
 
 IntArray = npt.NDArray[np.int64]
@@ -120,9 +121,9 @@ def _common(judged: Judged) -> bool:
 
 def _sums(derivatives: Derivatives, judged: Judged, shards: ClientShards) -> dict[str, FloatArray]:
     if _common(judged) and derivatives.problem.local_buffers is None:
-        found = derivatives.evaluate_common(judged.inner[0], judged.outer[0], shards)
+        found = evaluate_common(derivatives, judged.inner[0], judged.outer[0], shards)
     else:
-        both = derivatives.evaluate(judged.inner, judged.outer, shards)
+        both = evaluate(derivatives, judged.inner, judged.outer, shards)
         found = {name: sums for name, (sums, _) in both.items()}
     return {name: sums.double().cpu().numpy() for name, sums in found.items()}
 

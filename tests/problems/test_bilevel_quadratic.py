@@ -20,6 +20,7 @@ from asyncfed.problems import (
     shared_solution,
 )
 from asyncfed.problems.bilevel_quadratic import consensus_limit
+from asyncfed.problems.whole import whole_inner_jacobians
 
 
 def whole(problem: Problem) -> tuple[Tensor, ...]:
@@ -194,7 +195,7 @@ def mean_local_hypergradient(problem: Problem, lam: Tensor) -> Tensor:
     """Everybody with its own Hessian, at the exact common inner solution."""
     d, n, batch = Derivatives.of(problem), problem.clients, whole(problem)
     x = solved(problem, lam, torch.full((n,), 1 / n, dtype=torch.float64)).detach().repeat(n, 1)
-    hessian, cross = d.whole_inner_jacobians(x, lam.repeat(n, 1), problem.data.train)
+    hessian, cross = whole_inner_jacobians(d, x, lam.repeat(n, 1), problem.data.train)
     by_x, by_lam, _ = d.outer_gradients(x, lam.repeat(n, 1), batch)
     return (by_lam - (cross @ torch.linalg.solve(hessian, by_x.unsqueeze(2)))[:, :, 0]).mean(0)
 

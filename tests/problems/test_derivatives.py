@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from asyncfed.data import IID, ClientShards, client_data_from_lists
-from asyncfed.problems import Derivatives, Problem, classification
-from asyncfed.problems import derivatives as derivatives_module
+from asyncfed.problems import Derivatives, Problem, classification, whole
+from asyncfed.problems.whole import evaluate
 from tests.data.idx import small_images
 
 K, B = 4, 6
@@ -213,9 +213,9 @@ def naive(
 def test_evaluation_is_the_sum_over_each_clients_samples(
     case: Case, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(derivatives_module, "_BUDGET", budget)
+    monkeypatch.setattr(whole, "_BUDGET", budget)
     shards = case.problem.data.train
-    found = case.d.evaluate(case.x, case.lam, shards)
+    found = evaluate(case.d, case.x, case.lam, shards)
     expected = naive(case.problem, case.d, case.x, case.lam, shards)
     assert found.keys() == expected.keys()
     for name, (total, count) in found.items():
@@ -226,11 +226,11 @@ def test_evaluation_is_the_sum_over_each_clients_samples(
 def test_clients_without_samples_count_nothing(case: Case) -> None:
     train = case.problem.data.train
     shards = ClientShards(tuple(t[:9] for t in train.tensors), np.array([0, 5, 0, 4]))
-    total, count = case.d.evaluate(case.x, case.lam, shards)["loss"]
+    total, count = evaluate(case.d, case.x, case.lam, shards)["loss"]
     assert count.tolist() == [0, 5, 0, 4]
     assert total[[0, 2]].tolist() == [0, 0]
     assert (total[[1, 3]] > 0).all()
-    assert case.d.evaluate(case.x, case.lam, case.problem.data.test)["loss"][0].tolist() == [0, 0, 0, 0]
+    assert evaluate(case.d, case.x, case.lam, case.problem.data.test)["loss"][0].tolist() == [0, 0, 0, 0]
 
 
 def test_ten_thousand_small_clients_are_evaluated_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +242,9 @@ def test_ten_thousand_small_clients_are_evaluated_together(monkeypatch: pytest.M
     shards = ClientShards(tuple(t[rows] for t in problem.data.train.tensors), sizes)
     x = torch.from_numpy(generator.standard_normal((10_000, d.inner.d)).astype(np.float32))
     calls = []
-    kernel = d._kernels["metrics"]
-    monkeypatch.setitem(d._kernels, "metrics", lambda *a: calls.append(1) or kernel(*a))
-    found = d.evaluate(x, x.new_empty(10_000, 0), shards)
+    kernel = d.kernels["metrics"]
+    monkeypatch.setitem(d.kernels._functions, "metrics", lambda *a: calls.append(1) or kernel(*a))
+    found = evaluate(d, x, x.new_empty(10_000, 0), shards)
     assert len(calls) < 40
     some = [0, 17, 9_999]
     expected = naive(problem, d, x[some], x.new_empty(3, 0), shards.select(some))
@@ -267,6 +267,6 @@ def test_a_convolutional_network_runs_client_by_client_and_agrees_with_vmap(
         batch = problem.data.train.gather(torch.arange(2), torch.tensor([[0, 1, 2], [3, 2, 1]]))
         lam = x.new_empty(2, 0)
         gradient, loss = d.inner_gradient(x, lam, batch)
-        found.append((gradient, loss, d.evaluate(x, lam, problem.data.test)["loss"][0]))
+        found.append((gradient, loss, evaluate(d, x, lam, problem.data.test)["loss"][0]))
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)

@@ -23,6 +23,7 @@ from asyncfed.problems import (
     problem_from_recipe,
 )
 from asyncfed.problems.personalized import label_weights, log_mixture
+from asyncfed.problems.whole import evaluate
 from tests.data.idx import small_images
 
 CLIENTS, CLASSES, B = 3, 4, 7
@@ -156,7 +157,7 @@ def test_without_personalization_it_is_plain_classification() -> None:
         x = d.inner.flatten(problem.init_inner(torch.Generator().manual_seed(0))).repeat(4, 1)
         lam = x.new_zeros(4, d.outer.d)
         batch = problem.data.train.gather(torch.arange(4), torch.arange(5).repeat(4, 1))
-        metrics = d.evaluate(x, lam, problem.data.test)
+        metrics = evaluate(d, x, lam, problem.data.test)
         found.append((*d.inner_gradient(x, lam, batch), metrics["loss"][0], metrics["accuracy"][0]))
     for expected, *others in zip(*found, strict=True):
         for other in others:
@@ -227,7 +228,7 @@ def test_hessian_products_agree_with_plain_autograd_and_one_by_one(kind: str) ->
                 point.d.inner_hessian_vector(*arguments, point.u),
                 point.d.inner_cross_vector(*arguments, point.u),
                 *point.d.outer_gradients(*arguments),
-                *(total for total, _ in point.d.evaluate(point.x, point.lam, problem.data.train).values()),
+                *(total for total, _ in evaluate(point.d, point.x, point.lam, problem.data.train).values()),
             )
         )
     for vmapped, looped in zip(*found, strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from asyncfed.errors import ScenarioError
 from asyncfed.problems import Derivatives, Problem, problem_from_recipe, regularization_tuning
+from asyncfed.problems.whole import whole_inner_jacobians, whole_outer_gradients
 
 
 def small(**options: object) -> Problem:
@@ -69,12 +70,12 @@ def test_the_implicit_hypergradient_is_the_slope_of_the_validation_loss() -> Non
 
     def answer(x: Tensor) -> Tensor:
         W, _ = solved(*train.of(0), x.exp())
-        return d.whole_outer_gradients(flat(W), x.unsqueeze(0), validation)[2]
+        return whole_outer_gradients(d, flat(W), x.unsqueeze(0), validation)[2]
 
     W, hessian = solved(*train.of(0), x.exp())
     gradient, _ = d.inner_gradient(flat(W), x.unsqueeze(0), tuple(t.unsqueeze(0) for t in train.of(0)))
     assert gradient.abs().max() < 1e-10
-    by_y, by_x, _ = d.whole_outer_gradients(flat(W), x.unsqueeze(0), validation)
+    by_y, by_x, _ = whole_outer_gradients(d, flat(W), x.unsqueeze(0), validation)
     assert (by_x == 0).all()
     views = d.inner.views_one(by_y[0])
     assert isinstance(views, dict)
@@ -94,7 +95,7 @@ def test_every_client_of_a_logistic_model_is_strongly_convex_per_class() -> None
     d = Derivatives.of(problem)
     y = torch.zeros(2, d.inner.d)
     x = d.outer.flatten(problem.init_outer(torch.Generator())).repeat(2, 1)
-    hessian, _ = d.whole_inner_jacobians(y, x, problem.data.train)
+    hessian, _ = whole_inner_jacobians(d, y, x, problem.data.train)
     assert torch.linalg.eigvalsh(hessian).min().item() == pytest.approx(0.05, rel=0.01)
 
 
