@@ -117,12 +117,6 @@ def is_number(value: object) -> bool:
     return isinstance(value, float) or is_whole(value, -(1 << 63))
 
 
-def short(value: object, most: int = 60) -> str:
-    """A value as it is written in Python, cut where it is long: what a file says may be of any length."""
-    text = repr(value[: most + 1] if isinstance(value, str) else value)
-    return text if len(text) <= most else f"{text[:most]}…"
-
-
 def _holds(item: object) -> bool:
     return isinstance(item, (dict, list))
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncfed.checks import PathLike, checked
+from asyncfed.checks import PathLike, checked, shown
 from asyncfed.errors import AsyncfedError, ScenarioError, TraceError
 from asyncfed.homes import Imports, checked_imports
 from asyncfed.markup import panel
 from asyncfed.network.names import Names, stored_names
-from asyncfed.reading import is_number, is_whole, short
+from asyncfed.reading import is_number, is_whole
 from asyncfed.runtime.directory import RunDirectory
 from asyncfed.trace import Trace
 
@@ -245,8 +245,7 @@ class Result:
             ) from None
         if "inner" not in tensors or tensors["inner"].dim() != 2:
             raise TraceError(
-                f"{self.path / 'final.safetensors'} holds no final variables of a run: "
-                f"{short(list(tensors), 200)}"
+                f"{self.path / 'final.safetensors'} holds no final variables of a run: {shown(list(tensors))}"
             )
         return tensors
 
@@ -263,8 +262,8 @@ class Result:
             wrong += [key for key, value in row.items() if not _fits(key, value)]
             if wrong:
                 raise TraceError(
-                    f"{self.path / name} is damaged: in line {number}, {short(wrong[0])} is "
-                    f"{short(row.get(wrong[0]))}, which is no number; the trace beside it may still be whole"
+                    f"{self.path / name} is damaged: in line {number}, {shown(wrong[0])} is "
+                    f"{shown(row.get(wrong[0]))}, which is no number; the trace beside it may still be whole"
                 )
             if len(columns) > _MOST_COLUMNS or len(columns) * len(rows) > _MOST_CELLS:
                 raise TraceError(

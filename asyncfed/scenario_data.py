@@ -18,12 +18,13 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from asyncfed.checks import shown
 from asyncfed.data.torchvision_import import no_downloads
 from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.homes import find, homes_of
 from asyncfed.network.attributes import OF_EDGES, OF_NODES, extra_of, extra_text
 from asyncfed.problems import problem_from_recipe
-from asyncfed.reading import is_whole, short
+from asyncfed.reading import is_whole
 from asyncfed.registry import from_data, to_data
 from asyncfed.scenario import Scenario
 
@@ -92,7 +93,7 @@ def _check_sizes(arguments: Mapping[str, Any], nodes: int) -> None:
         most = nodes if name == "clients" else _MOST
         if name != "seed" and isinstance(value, int) and value > most:
             raise ScenarioError(
-                f"the argument {name!r} of the problem is {short(value)}; with {nodes:,} nodes, "
+                f"the argument {name!r} of the problem is {shown(value)}; with {nodes:,} nodes, "
                 f"at most {most:,} are read from a file"
             )
 
@@ -116,7 +117,7 @@ def _difference(where: str, old: Any, new: Any) -> str:
         keys = [key for key in {**new, **old} if old.get(key) != new.get(key)]
         if keys:
             return _difference(f"{where}.{keys[0]}".lstrip("."), old.get(keys[0]), new.get(keys[0]))
-    return f"{where} is {short(old)} there and {short(new)} now"
+    return f"{where} is {shown(old)} there and {shown(new)} now"
 
 
 def graph_to_data(graph: nx.Graph) -> dict[str, Any]:
@@ -160,7 +161,7 @@ def graph_from_data(data: Mapping[str, Any]) -> nx.Graph:
     if not isinstance(nodes, list):
         if not is_whole(nodes, 1, _MOST_NODES):
             raise ScenarioError(
-                f"the topology has {short(nodes)} nodes; it must be a list of them, or a number "
+                f"the topology has {shown(nodes)} nodes; it must be a list of them, or a number "
                 f"from 1 to {_MOST_NODES:,}"
             )
         nodes = list(range(nodes))

@@ -32,7 +32,7 @@ from torch import Tensor
 from asyncfed.checks import shown
 from asyncfed.disk import storing, synced, write_tensors, write_whole
 from asyncfed.errors import RunExistsError, ScenarioError, TraceError
-from asyncfed.reading import is_number, is_whole, open_regular, read_object, read_rows, read_whole, short
+from asyncfed.reading import is_number, is_whole, open_regular, read_object, read_rows, read_whole
 
 FORMAT, VERSION = "asyncfed-run", 1
 
@@ -108,7 +108,7 @@ class RunDirectory:
         for key, (allowed, what) in _MANIFEST.items():
             if key in manifest and not allowed(manifest[key]):
                 raise TraceError(
-                    f"{self.path / 'run.json'} is damaged: its {key!r} is {short(manifest[key])}; "
+                    f"{self.path / 'run.json'} is damaged: its {key!r} is {shown(manifest[key])}; "
                     f"it must be {what}"
                 )
         return manifest

@@ -22,11 +22,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from asyncfed.checks import PathLike, checked
+from asyncfed.checks import PathLike, checked, shown
 from asyncfed.errors import DivergenceError, RunExistsError, ScenarioError, TraceError, UnknownNameError
 from asyncfed.markup import panel, text_table
 from asyncfed.options import Options
-from asyncfed.reading import read_object, short
+from asyncfed.reading import read_object
 from asyncfed.result import Result, load
 from asyncfed.runtime.checkpoints import has_checkpoint
 from asyncfed.runtime.directory import RunDirectory
@@ -151,7 +151,7 @@ class StudyResult:
         names = self._summary_data.get(key, [])
         if not isinstance(names, list):
             raise TraceError(
-                f"{self.path / 'summary.json'} is damaged: its {key!r} is {short(names)}, no list"
+                f"{self.path / 'summary.json'} is damaged: its {key!r} is {shown(names)}, no list"
             )
         for name in names:
             _check_name(self.path / "summary.json", name)
@@ -349,16 +349,16 @@ def _manifest(folder: Path) -> dict[str, Any]:
     manifest, path = _read(folder, "study.json"), folder / "study.json"
     for key in ("name", "note", "status", "error"):
         if not isinstance(manifest.get(key, None if key == "status" else ""), str):
-            raise TraceError(f"{path} is damaged: its {key!r} is {short(manifest.get(key))}; it must be text")
+            raise TraceError(f"{path} is damaged: its {key!r} is {shown(manifest.get(key))}; it must be text")
     parts = manifest.get("parts")
     if not isinstance(parts, dict):
-        raise TraceError(f"{path} is damaged: its 'parts' is {short(parts)}; it must be an object")
+        raise TraceError(f"{path} is damaged: its 'parts' is {shown(parts)}; it must be an object")
     for part, state in parts.items():
         _check_name(path, part)
         texts = isinstance(state, dict) and all(isinstance(value, str) for value in state.values())
         if not texts or "status" not in state:
             raise TraceError(
-                f"{path} is damaged: the part {part!r} is {short(state)}; it must have a status, as text"
+                f"{path} is damaged: the part {part!r} is {shown(state)}; it must have a status, as text"
             )
     return {"name": folder.name, "note": "", **manifest}
 

@@ -22,8 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from asyncfed.checks import shown
 from asyncfed.errors import TraceError
-from asyncfed.reading import open_regular, read_whole, short
+from asyncfed.reading import open_regular, read_whole
 from asyncfed.trace.columns import FORMAT, SCHEMAS, STALENESS, VERSION
 
 MOST_NODES = 1 << 22
@@ -134,13 +135,13 @@ def open_chunk(file: Chunk, table: str, nodes: int | None = None) -> pq.ParquetF
         )
     if marks.get("version") != VERSION:
         raise TraceError(
-            f"{path} has trace version {short(marks.get('version'))}; "
+            f"{path} has trace version {shown(marks.get('version'))}; "
             f"this asyncfed reads version {VERSION!r}: read it with the asyncfed that wrote it"
         )
     if marks.get("table") != table or not _like(SCHEMAS[table], schema):
         raise TraceError(
-            f"{path} does not hold the columns of the table {table!r} but {short(schema.names, 400)} "
-            f"(table {short(marks.get('table'))}); it was renamed or changed, restore the original"
+            f"{path} does not hold the columns of the table {table!r} but {shown(schema.names, 400)} "
+            f"(table {shown(marks.get('table'))}); it was renamed or changed, restore the original"
         )
     count = _number(marks.get("nodes", ""))
     if not 1 <= count <= MOST_NODES or (nodes is not None and count != nodes):
@@ -151,7 +152,7 @@ def open_chunk(file: Chunk, table: str, nodes: int | None = None) -> pq.ParquetF
     server = marks.get("server")
     if server is not None and not 0 <= _number(server) < count:
         raise TraceError(
-            f"{path} names {short(server)} as its server, which is not one of its {count} nodes; "
+            f"{path} names {shown(server)} as its server, which is not one of its {count} nodes; "
             "it was changed, restore the original"
         )
     _check_rows(chunk, path, size)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from asyncfed.checks import shown
 from asyncfed.errors import TraceError, UnknownNameError
 from asyncfed.network.waves import Status
-from asyncfed.reading import short
 from asyncfed.trace.columns import STALENESS, STATUS_NAMES, Totals
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ def status_codes(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     unknown = [name for name in names if name not in STATUS_NAMES]
     if unknown:
         raise TraceError(
-            f"unknown message status {short(unknown[0])}; this asyncfed knows {', '.join(STATUS_NAMES)}: "
+            f"unknown message status {shown(unknown[0])}; this asyncfed knows {', '.join(STATUS_NAMES)}: "
             "read the trace with the asyncfed that wrote it"
         )
     return np.array([STATUS_NAMES.index(name) for name in names], np.int64)[codes]
