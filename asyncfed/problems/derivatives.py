@@ -29,7 +29,7 @@ from asyncfed.problems.kernels import Kernels, row_of, scale_of
 from asyncfed.problems.layout import Layout
 from asyncfed.problems.one_client import ByAutograd, OneClient, Scale, put
 from asyncfed.problems.perceptron import PerceptronLoss, Perceptrons
-from asyncfed.problems.problem import Batch, Level, Problem, no_outer
+from asyncfed.problems.problem import Batch, Level, Loss, Problem, no_outer
 from asyncfed.problems.replay import Replay
 from asyncfed.problems.threads import WORTH_SHARING
 from asyncfed.problems.written_out import WrittenOut
@@ -74,28 +74,18 @@ class Derivatives:
         if self.problem.stages is None:
             return None
         loss = self.problem.stages.loss
-        second = dataclasses.replace(
-            self.problem,
-            inner_loss=lambda x, lam, batch: loss(x, batch),
-            outer_loss=lambda x, lam, batch: loss(x, batch),
-            init_outer=no_outer,
-            stages=None,
-            network=None,
-            mixture=None,
-            metrics={},
-            joint_metrics=None,
-        )
-        return Derivatives(second, self.inner, Layout.of({}))
+        return self._of_one_loss(lambda x, lam, batch: loss(x, batch))
 
     def mixed(self) -> Derivatives | None:
         """Of the loss of a mixture, a function of x and of batches with weights; None where there is none."""
-        mixture = self.problem.mixture
-        if mixture is None:
-            return None
-        weighed = dataclasses.replace(
+        return None if self.problem.mixture is None else self._of_one_loss(self.problem.mixture.loss)
+
+    def _of_one_loss(self, loss: Loss) -> Derivatives:
+        """Of a function of the same x, without an outer variable."""
+        problem = dataclasses.replace(
             self.problem,
-            inner_loss=mixture.loss,
-            outer_loss=mixture.loss,
+            inner_loss=loss,
+            outer_loss=loss,
             init_outer=no_outer,
             stages=None,
             network=None,
@@ -103,7 +93,7 @@ class Derivatives:
             metrics={},
             joint_metrics=None,
         )
-        return Derivatives(weighed, self.inner, Layout.of({}))
+        return Derivatives(problem, self.inner, Layout.of({}))
 
     def inner_gradient(
         self,
