@@ -20,14 +20,14 @@ from asyncfed.errors import ScenarioError
 from asyncfed.options import Options
 from asyncfed.problems import Derivatives, Problem
 from asyncfed.problems.checking import check_data, check_functions
-from asyncfed.protocols.adapting import adaptation_of
+from asyncfed.protocols.adapting import adaptation_of, check_in_common
 from asyncfed.protocols.part import Method, Sizes
-from asyncfed.registry import from_data
 from asyncfed.result import Result
 from asyncfed.rows import means
 from asyncfed.runtime.block import Block
 from asyncfed.runtime.evaluation import require_finite
 from asyncfed.runtime.local import choose_device
+from asyncfed.scenario import require_moved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,8 +75,6 @@ def adapt(
 
     device = choose_device(Options(device=device).device, torch.cuda.is_available())
     data = result.scenario_data
-    method = from_data(data["protocol"], "a scenario") if method is None else method
-    assert isinstance(method, Method), "what a run was made with"
     derivatives = Derivatives.of(problem)
     sizes = Sizes(derivatives.inner.d, derivatives.outer.d, problem.clients)
     final = result.final
@@ -86,13 +84,13 @@ def adapt(
                 f"the {name} variable of problem {problem.name!r} has {length} numbers, and that of "
                 f"{result.path} has {final[name].shape[1]}; give the same problem, with other clients' data"
             )
-    if method.server is not None and len(final["inner"]) > 1:
-        raise ScenarioError(
-            f"{type(method).__name__} left {len(final['inner'])} models, and which of them a new client is "
-            "to take is not known; judge it by each of them"
-        )
+    check_in_common(result.method, len(final["inner"]))
     check_functions(problem)
     check_data(problem)
+    if method is None:
+        method = result.method
+    else:
+        require_moved(problem, method)
     act = adaptation_of(method, problem, sizes, steps)
     dtype = torch.float64 if data["precision"] == "float64" else torch.float32
     everyone = np.arange(problem.clients, dtype=np.int64)

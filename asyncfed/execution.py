@@ -132,7 +132,7 @@ class Execution:
                 if failure is not None:
                     self._listeners.tell_error(failure)
         self._checkpoints.clear()
-        result = Result(self.directory, final, self.scenario.problem)
+        result = Result(self.directory, final, self.scenario)
         self._listeners.tell("on_end", lambda: result)
         return result
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from asyncfed.problems import Problem
+    from asyncfed.protocols.part import Method
     from asyncfed.scenario import Scenario
 
 _MOST_COLUMNS = 1000
@@ -40,12 +41,12 @@ class Result:
         self,
         directory: RunDirectory,
         final: dict[str, torch.Tensor] | None = None,
-        problem: Problem | None = None,
+        made_of: Scenario | None = None,
         imports: tuple[str, ...] = (),
     ) -> None:
         self._directory = directory
         self._final = final
-        self._problem = problem
+        self._made_of = made_of
         self._imports = imports
 
     @property
@@ -189,6 +190,15 @@ class Result:
                 f"({type(error).__name__}: {error!s:.200}); it was changed, or is of another version"
             ) from error
 
+    @cached_property
+    def method(self) -> Method:
+        """The method; of a run that was loaded, built again as `scenario` is."""
+        from asyncfed.scenario_data import method_from_data
+
+        return (
+            self._made_of.protocol if self._made_of else method_from_data(self.scenario_data, self._imports)
+        )
+
     @property
     def scenario_data(self) -> dict[str, Any]:
         """The scenario as the run directory holds it."""
@@ -220,13 +230,28 @@ class Result:
         return plot(self)
 
     def model(self, client: int | None = None, problem: Problem | None = None) -> dict[str, torch.Tensor]:
-        """A client's final model by name, or the server's: what `load_state_dict` of the module takes.
+        """A client's final model by name, or the server's: what `load_state_dict` of the module takes. The
+        client is judged by it; where that is after some tuning, it is what is tuned.
 
         `problem` is needed for a run that was loaded, of a problem of your own functions.
         """
         from asyncfed.problems.named import model_by_name
 
-        return model_by_name(problem or self._problem or self.scenario.problem, self.final, client)
+        if problem is None:
+            problem = (self._made_of or self.scenario).problem
+        final, clients = self.final, problem.clients
+        if client is None:
+            models = len(final["inner"])
+            if models > 1:
+                raise ScenarioError(
+                    f"there are {models} models for {clients} clients; say whose is wanted: model(0)"
+                )
+            return model_by_name(problem, final["inner"][0], final["outer"][0], None)
+        if isinstance(client, bool) or client not in range(clients):
+            raise ScenarioError(f"there is no client {client!r}; they are 0 to {clients - 1}")
+        noted = final.get("clients/buffers", final.get("buffers"))
+        inner, outer = self.method.model_of(client, final)
+        return model_by_name(problem, inner, outer, None if noted is None else noted[client])
 
     def __repr__(self) -> str:
         return f"<Result {self.path} ({self.status})>"

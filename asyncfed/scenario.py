@@ -140,7 +140,7 @@ def check(scenario: AnyScenario) -> Scene:
         timing.attendance(network, problem.clients, Streams(0))  # likewise
     if method.needs_outer:
         _require_outer(problem)
-    _require_moved(problem, method)
+    require_moved(problem, method)
     method.check(scene)
     if not with_server:
         parts = next(method.iterations(Streams(scenario.seed)), ())
@@ -149,7 +149,7 @@ def check(scenario: AnyScenario) -> Scene:
     return scene
 
 
-def _require_moved(problem: Problem, method: Method) -> None:
+def require_moved(problem: Problem, method: Method) -> None:
     """Refuse buffers that a method would leave as they are."""
     kept = None if problem.buffers is None else problem.buffers.kept
     if kept is not None and kept not in method.moves_buffers:

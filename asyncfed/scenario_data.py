@@ -24,6 +24,7 @@ from asyncfed.errors import ScenarioError, UnknownNameError
 from asyncfed.homes import find, homes_of
 from asyncfed.network.attributes import OF_EDGES, OF_NODES, extra_of, extra_text
 from asyncfed.problems import problem_from_recipe
+from asyncfed.protocols.part import Method
 from asyncfed.reading import is_whole
 from asyncfed.registry import from_data, to_data
 from asyncfed.scenario import Scenario
@@ -50,6 +51,16 @@ def scenario_to_data(scenario: Scenario) -> dict[str, Any]:
     }
     homes = homes_of({key: value for key, value in data.items() if key != "topology"})
     return data | ({"homes": homes} if homes else {})
+
+
+def method_from_data(data: Mapping[str, Any], imports: Collection[str] = ()) -> Method:
+    """The method of the scenario that `scenario_to_data` wrote down."""
+    written = data.get("protocol")
+    find({"protocol": written}, data.get("homes", {}), imports)
+    method = from_data(written, "a scenario")
+    if not isinstance(method, Method):
+        raise ScenarioError(f"the scenario's protocol is {shown(written)}, which is no method")
+    return method
 
 
 def scenario_from_data(data: Mapping[str, Any], imports: Collection[str] = ()) -> Scenario:

@@ -14,6 +14,7 @@ from asyncfed import ScenarioError, adapt, load, run
 from asyncfed.data import client_data_from_lists
 from asyncfed.problems import Problem, bilevel_quadratic, mixture_truth, normal_mixture, quadratic
 from asyncfed.protocols import (
+    CDBO,
     HGP,
     PDBO,
     SGP,
@@ -26,6 +27,7 @@ from asyncfed.protocols import (
     MetaFL,
     PeerFedEM,
     PFedMe,
+    StepDecay,
 )
 from asyncfed.protocols.at import JUDGING
 from asyncfed.scenario import Scenario
@@ -166,11 +168,60 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="FedEM fits a mixture of models, and problem 'softplus' is none"):
         adapt(fedavg, problem(), method=FedEM(1, LOCAL))
     alone = run(Scenario(problem(), fully_connected(4), Local(1, 0.1)), out=tmp_path / "local")
-    with pytest.raises(ScenarioError, match="clients of Local are alone: there is no model"):
-        adapt(alone, problem())
     apart = ClusteredFL(2, LocalSteps(0.1), eps1=1e9, eps2=0.0, min_rounds=0)
     clusters = serve(problem(), apart, tmp_path / "clusters")
-    with pytest.raises(ScenarioError, match=r"ClusteredFL left . models, and which of them a new client"):
-        adapt(clusters, problem())
+    for method in (None, SGP(1, 0.1), WITH_SERVER["FedAvgPlus"]):  # whoever adapts it
+        with pytest.raises(ScenarioError, match="clients of Local are alone: there is no model"):
+            adapt(alone, problem(), method=method)
+        with pytest.raises(ScenarioError, match=r"ClusteredFL left . models, and which of them a new client"):
+            adapt(clusters, problem(), method=method)
     with pytest.raises(ScenarioError, match="run with save_final=True"):
         adapt(load(tmp_path / "fedavg"), problem())
+
+
+def test_peers_that_never_mix_their_models_have_none_for_others(tmp_path: Path) -> None:
+    """Though their outer variables travel."""
+    given = bilevel_quadratic(clients=3, dimension=2, outer_dimension=2, seed=1)
+    method = CDBO(Local(2, 0.1, batch=None), HGP(2, expectations="exact"), 1)
+    result = run(Scenario(given, fully_connected(3), method), out=tmp_path / "run")
+    with pytest.raises(ScenarioError, match="clients of CDBO are alone: there is no model"):
+        adapt(result, given)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (FedAvgPlus(1, LocalSteps(StepDecay(0.1, [2]))), "say how clients tune, as in tuning=LocalSteps"),
+        (FedAvgPlus(1, LOCAL, tuning=LocalSteps(0.1, steps=(1, 2))), "2 numbers of steps are given for 4"),
+        (PFedMe(1, LocalSteps(0.1, steps=(1, 2, 3))), "3 numbers of steps are given for 4 clients"),
+    ],
+    ids=["FedAvgPlus", "tuning", "PFedMe"],
+)
+def test_a_method_that_replaces_the_runs_is_checked_as_in_a_run(
+    method: Any, said: str, tmp_path: Path
+) -> None:
+    fedavg = serve(problem(), WITH_SERVER["FedAvg"], tmp_path / "fedavg")
+    with pytest.raises(ScenarioError, match=said):
+        adapt(fedavg, problem(), method=method)
+
+
+def test_the_model_of_peers_is_tuned_as_that_of_a_server(tmp_path: Path) -> None:
+    peers = run(
+        Scenario(problem(), fully_connected(4), SGP(2, 0.1, batch=None), precision="float64", seed=SEED),
+        out=tmp_path / "run",
+    )
+    y = peers.final["inner"].mean(0).numpy()
+    tuned = adapt(peers, problem(), method=MetaFL(1, 0, 1, ALPHA, BETA, BATCH), steps=1)
+    for i in range(4):
+        own = y - ALPHA * gradient(i, y, drawn(i, JUDGING, "tuning 0"))
+        assert tuned.clients["loss"][i] == pytest.approx(loss_of(i, own), abs=1e-12)
+
+
+def test_new_clients_of_pfedme_work_at_the_rate_of_the_last_round(tmp_path: Path) -> None:
+    def method(rate: Any) -> PFedMe:
+        return PFedMe(3, LocalSteps(rate, steps=2, batch=4), lam=2.0, prox_lr=0.2, prox_steps=3)
+
+    result = serve(problem(), method(StepDecay(0.1, [2])), tmp_path / "run", seed=SEED)
+    as_last = adapt(result, problem(), method=method(0.1 * 0.1))
+    assert adapt(result, problem()).metrics == as_last.metrics
+    assert adapt(result, problem(), method=method(0.1)).metrics != as_last.metrics

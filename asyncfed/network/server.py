@@ -102,6 +102,11 @@ class Server:
             return np.array(sorted(sets[turn % len(sets)]), dtype=np.int64)
         return np.arange(clients, dtype=np.int64)
 
+    def ever_asks_all(self, clients: int) -> bool:
+        """Whether some draw is of everybody, where everybody is there."""
+        sets = self._sets()
+        return max(map(len, sets)) == clients if sets else self._count(clients) == clients
+
     def draw(
         self, streams: Streams, iteration: int, cohort: int, clients: int, turn: int, there: BoolArray
     ) -> IntArray:

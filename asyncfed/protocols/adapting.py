@@ -15,8 +15,25 @@ from typing import Any
 
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.problem import Problem
-from asyncfed.protocols.part import Act, Sizes
+from asyncfed.protocols.part import Act, Method, Sizes
 from asyncfed.protocols.rounds import JudgedByServer
+from asyncfed.rng import Streams
+
+
+def check_in_common(method: Method, models: int) -> None:
+    """Refuse what a run of this method left, where it is no one model that others could take."""
+    name = type(method).__name__
+    if method.server is not None:
+        if models > 1:
+            raise ScenarioError(
+                f"{name} left {models} models, and which of them a new client is to take is not known; "
+                "judge it by each of them"
+            )
+        return
+    parts = next(method.iterations(Streams(0)), ())
+    training = [part for part in parts if part.judged and part.steps] or parts
+    if not any(part.sends for part in training):
+        raise ScenarioError(f"clients of {name} are alone: there is no model that others could take")
 
 
 def adaptation_of(method: Any, problem: Problem, sizes: Sizes, steps: int | None) -> Act:
@@ -29,8 +46,6 @@ def adaptation_of(method: Any, problem: Problem, sizes: Sizes, steps: int | None
     if steps is not None:
         raise ScenarioError(f"steps is {steps}, and new clients of {name} make none; leave it out")
     if method.server is None:
-        if not any(part.sends for part in method.parts()):
-            raise ScenarioError(f"clients of {name} are alone: there is no model that others could take")
         return JudgedByServer()
     judging: Act = method.judging
     if judging.remembered(sizes):

@@ -19,12 +19,13 @@ for every cluster c that there is:
 Means are weighed as the server weighs answers. Norms are those of whole updates, and clients go by their
 numbers in the run (in the code published with FedEM norms are taken number by number, so that clusters hardly
 ever part, and places within a cluster are taken for numbers of clients). A cluster is looked at in a round to
-which all of its clients answered, for the others could not be placed. Of the halves, the one without the
-cluster's first client gets a new number.
+which all of its clients answered, for the others could not be placed: so the server must ask everybody, at
+least at times. Of the halves, the one without the cluster's first client gets a new number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -32,12 +33,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Words
+from asyncfed.checks import NonNegativeFloat, NonNegativeInt, PositiveInt, Words, shown
+from asyncfed.errors import ScenarioError
 from asyncfed.network.server import Server
 from asyncfed.protocols.at import At
 from asyncfed.protocols.local_round import LocalRound
 from asyncfed.protocols.local_steps import LocalSteps, decay
-from asyncfed.protocols.part import Inbox, Sizes, Tensors
+from asyncfed.protocols.part import Inbox, Scene, Sizes, Tensors
 from asyncfed.protocols.rounds import (
     LEVELS,
     Answer,
@@ -118,6 +120,20 @@ class ClusteredFL(WithServer):
     @property
     def needs_outer(self) -> bool:
         return False
+
+    def check(self, scene: Scene) -> None:
+        super().check(scene)
+        clients = scene.sizes.clients
+        if self.eps1 and not self.server.on(scene.network).ever_asks_all(clients):
+            raise ScenarioError(
+                "ClusteredFL looks at a cluster when all of its clients have answered, and participation "
+                f"{shown(self.server.participation)} never asks all {clients} of the first one, so that it "
+                "would never be split; ask everybody, at least at times, or give eps1=0, which splits nothing"
+            )
+
+    def model_of(self, client: int, final: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Its cluster's."""
+        return final["inner"][int(final["cluster"][0, client])], final["outer"][0]
 
     def rounds(self, iteration: int, streams: Streams) -> tuple[Round, ...]:
         splits = iteration >= self.min_rounds

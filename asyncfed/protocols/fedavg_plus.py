@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from asyncfed.errors import ScenarioError
+from asyncfed.problems.problem import Problem
 from asyncfed.protocols.at import At
 from asyncfed.protocols.fedavg import FedAvg
 from asyncfed.protocols.fedprox import proximal_steps
@@ -39,8 +40,20 @@ class FedAvgPlus(FedAvg):
 
     def check(self, scene: Scene) -> None:
         super().check(scene)
+        self._check_tuning(scene.sizes.clients)
+
+    def adaptation(self, problem: Problem, steps: int | None) -> Act:
+        """New clients tune."""
+        if steps is not None:
+            raise ScenarioError(
+                f"steps is {steps}, and new clients of FedAvgPlus make those of `tuning`; leave it out"
+            )
+        self._check_tuning(problem.clients)
+        return self.judging
+
+    def _check_tuning(self, clients: int) -> None:
         if self.tuning is not None:
-            self.tuning.fits(scene.sizes.clients)
+            self.tuning.fits(clients)
         elif not isinstance(self.local.lr, (int, float)):
             raise ScenarioError(
                 f"the learning rate of the local steps is {self.local.lr}, which changes with the rounds; "

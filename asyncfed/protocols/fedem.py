@@ -107,6 +107,10 @@ class FedEM(WithServer):
         super().check(scene)
         check_mixture(self, scene.problem, scene.sizes.outer)
 
+    def model_of(self, client: int, final: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The models, mixed in the client's own way."""
+        return final["inner"][0], final["clients/log_pi"][client]
+
     def adaptation(self, problem: Problem, steps: int | None) -> Act:
         """New clients find their weights."""
         return weights_found(self, problem, steps)

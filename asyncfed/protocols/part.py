@@ -22,7 +22,7 @@ A method with a server is written as rounds: see `rounds`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -341,6 +341,9 @@ class AmongPeers:
     def iterations(self, streams: Streams) -> Iterator[tuple[Part, ...]]:
         yield self.parts()
 
+    def model_of(self, client: int, final: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return final["inner"][client], final["outer"][client]
+
     @property
     def needs_outer(self) -> bool:
         return any(part.needs_outer for part in self.parts())
@@ -415,6 +418,11 @@ class Method(Protocol):
 
     def iterations(self, streams: Streams) -> Iterator[tuple[Any, ...]]:
         """Its parts or rounds in order, an outer iteration at a time."""
+
+    def model_of(self, client: int, final: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """A client's inner and outer variable, flat, in what a run left: those that it is judged by, or that
+        it tunes before it is judged.
+        """
 
 
 def unwritten(whose: object, function: str) -> ScenarioError:

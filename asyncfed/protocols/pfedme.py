@@ -150,13 +150,18 @@ class PFedMe(WithServer):
             ),
         )
 
+    def model_of(self, client: int, final: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        kept = {name: final[f"clients/{name}"][client] for name in ("theta", "begun")}
+        return _own(kept, final["inner"][0]), final["outer"][0]
+
     def adaptation(self, problem: Problem, steps: int | None) -> Act:
-        """New clients do the local work of one round."""
+        """New clients do the local work of one more round, at the rate of the last."""
         if steps is not None:
             raise ScenarioError(
                 f"steps is {steps}, and new clients of PFedMe make those of `local`; leave it out"
             )
-        (work,) = self.rounds(0, Streams(0))
+        self.local.fits(problem.clients)
+        (work,) = self.rounds(max(0, self.outer_steps - 1), Streams(0))
         return AfterOneRound(work)
 
 

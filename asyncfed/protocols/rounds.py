@@ -281,6 +281,18 @@ class WithServer:
                 )
             yield (*fresh, *rounds)
 
+    def model_of(self, client: int, final: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The server's variables, unless clients keep what they are judged by."""
+        inner, outer = final["inner"], final["outer"]
+        kept = self.judging.remembered(Sizes(inner.shape[1], outer.shape[1], 1))
+        if kept:
+            raise ScenarioError(
+                f"clients of {type(self).__name__} are judged by what they remember ({', '.join(kept)}), and "
+                "it does not say what their models are; write its `model_of` (see "
+                "docs/personalized-methods.md)"
+            )
+        return inner[0], outer[0]
+
     def check(self, scene: Scene) -> None:
         """Refuse a network without a server and settings that cannot be met."""
         horizon = getattr(scene.timing, "horizon", None)

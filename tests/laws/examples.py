@@ -36,6 +36,7 @@ from asyncfed.protocols import (
     AggITD,
     AsyncSGP,
     Buffered,
+    ClusteredFL,
     CompareHypergradients,
     Diminishing,
     EpochSGP,
@@ -54,6 +55,7 @@ from asyncfed.protocols import (
     LFedNest,
     Local,
     LocalSteps,
+    MetaFL,
     Neumann,
     PeerAggITD,
     PeerFedEM,
@@ -135,7 +137,8 @@ def _networks(protocol: Any, kind: Kind, clients: int) -> Iterator[tuple[Any, nx
         if isinstance(default, Buffered):
             waiting = {"size": 2, "at_work": 0.7}
         if protocol.server == default:
-            protocol = dataclasses.replace(protocol, server=dataclasses.replace(default, **waiting))
+            choosy = dataclasses.replace(protocol, server=dataclasses.replace(default, **waiting))
+            yield choosy, star(clients, up=0.8, down=0.9), {"timing": lossy}
         yield protocol, star(clients, up=0.8, down=0.9), {"timing": lossy}
         return
     still = _timing(kind, clients, loss=0.0)
@@ -229,6 +232,12 @@ GIVEN: dict[str, tuple[Example, ...]] = {
     "PFedMe": (
         Example(PFedMe(3, _STEPS, prox_steps=2, lam=2.0)),
         Example(PFedMe(3, _STEPS, "fedem", momentum=0.5), about="FedEM's form"),
+    ),
+    "ClusteredFL": (Example(ClusteredFL(6, _STEPS, eps1=1e6, eps2=1e-6, min_rounds=1, momentum=0.5)),),
+    "MetaFL": (
+        Example(MetaFL(3, 2, 2, 0.1, 0.1, 2)),
+        Example(MetaFL(3, 3, 2, 0.1, 0.1, 2, "fo"), about="first-order"),
+        Example(MetaFL(3, 2, 2, 0.1, 0.1, 2, "hf", delta=0.01), about="Hessian-free"),
     ),
     "FedProx": (Example(FedProx(3, _STEPS, momentum=0.5), about="momentum"),),
     "PDBO": (

@@ -16,6 +16,7 @@ from asyncfed.problems import Problem
 from asyncfed.problems.quadratic import sample_loss
 from asyncfed.protocols import ClusteredFL, FedAvg, LocalSteps, Server
 from asyncfed.protocols.clustered_fl import bipartition
+from asyncfed.scenario import check
 from tests.helpers import files_of
 from tests.protocols.replayed import Answers, Array, replay
 from tests.protocols.served import serve, watched
@@ -304,3 +305,23 @@ def test_updates_of_zero_are_like_nothing() -> None:
 def test_settings_that_cannot_be_are_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ScenarioError, match=said):
         ClusteredFL(1, LocalSteps(0.1), **change)
+
+
+@pytest.mark.parametrize("some", [0.6, [0, 1, 2], [[0, 1, 2], [3, 4, 5, 6]]])
+def test_a_server_that_never_asks_everybody_is_refused(some: Any) -> None:
+    """Nothing would ever be split; at times everybody is enough (as in the box above)."""
+    method = ClusteredFL(5, LocalSteps(0.1), server=Server(some))
+    with pytest.raises(ScenarioError, match=r"participation .* never asks all 7 of the first one, .* eps1=0"):
+        check(Scenario(planted(), star(len(GROUPS)), method))
+    check(Scenario(planted(), star(len(GROUPS)), ClusteredFL(5, LocalSteps(0.1), server=Server(0.95))))
+
+
+def test_the_model_of_a_client_is_its_clusters(tmp_path: Path) -> None:
+    protocol = ClusteredFL(12, LocalSteps(0.2, steps=2), eps1=0.3, eps2=0.5, min_rounds=3, server=Server())
+    result = serve(planted(), protocol, tmp_path / "run")
+    cluster = result.final["cluster"][0].tolist()
+    assert set(cluster) == {0, 1}
+    for client, c in enumerate(cluster):
+        torch.testing.assert_close(result.model(client)["inner"], result.final["inner"][c])
+    with pytest.raises(ScenarioError, match="there are 2 models for 7 clients; say whose"):
+        result.model()

@@ -165,6 +165,7 @@ def test_among_peers_on_the_full_graph_it_is_the_same(weighted: bool, beta: floa
     result = run(scenario, out=tmp_path / "peers")
     with_server = FedEM(5, LocalSteps(LR, epochs=1, batch=4), beta, 0.2, server=Server(weighted=weighted))
     served = serve(problem(), with_server, tmp_path / "server", seed=SEED)
+    assert result.trace.to_pandas()["bytes"].unique().tolist() == [(K * D + 1) * 8], "K models and ω"
     for found in result.final["inner"]:
         torch.testing.assert_close(found, served.final["inner"][0], rtol=0, atol=1e-12)
     torch.testing.assert_close(result.final["outer"], served.final["clients/log_pi"], rtol=0, atol=1e-12)
