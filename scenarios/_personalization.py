@@ -173,6 +173,7 @@ def row(method: str, where: str, problem: ProblemMaker, scale: Scale) -> Scenari
         return Scenario(problem=made, protocol=inner, evaluate_every=inner.steps, **common)
     kind = PDBOS[method]
     parts = {"da": ("labels",), "mtl": ("ensemble",), "mtl+da": ("ensemble", "labels")}[kind]
+    # Of λ^K on FC and FixU it is ten times that (1.0 in the authors' code), read as: in PDBO-MTL&DA, too.
     rates = {"ensemble": scale.outer_lr * (10 if where in ("FC", "FixU") else 1), "labels": scale.outer_lr}
     decay = {"ensemble": 0.01, "labels": 0.0005 if ensemble else 0.0}
     lr = scale.hypergradient_lr_mtl if ensemble else scale.hypergradient_lr
