@@ -384,10 +384,12 @@ def _first(value: Any, rules: Sequence[_Rule]) -> Any:
         try:
             return rule.take(value)
         except _MisfitError as misfit:
-            misfits.append(misfit)
+            # Without its traceback: that would keep all that is running now from being freed.
+            misfits.append(misfit.with_traceback(None))
     deepest = max(len(misfit.places) for misfit in misfits)
     nearest = [misfit for misfit in misfits if len(misfit.places) == deepest and (deepest or misfit.reason)]
-    raise nearest[0] if len(nearest) == 1 else _MisfitError()
+    found = nearest[0] if len(nearest) == 1 else _MisfitError()
+    raise _MisfitError(found.reason, found.places, found.value, found.words)
 
 
 def _entry(rule: _Rule, place: object, value: Any) -> Any:

@@ -131,6 +131,7 @@ class Execution:
                 self._say_how_it_ended(ended)
                 if failure is not None:
                     self._listeners.tell_error(failure)
+                failure = None  # else it and this frame keep each other, and all data
         self._checkpoints.clear()
         result = Result(self.directory, final, self.scenario)
         self._listeners.tell("on_end", lambda: result)

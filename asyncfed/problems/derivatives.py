@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from asyncfed.checks import checked
-from asyncfed.problems.kernels import Kernels, row_of, scale_of
+from asyncfed.problems.kernels import ByLeaves, Kernels, row_of, scale_of
 from asyncfed.problems.layout import Layout
 from asyncfed.problems.one_client import ByAutograd, OneClient, Scale, put
 from asyncfed.problems.perceptron import PerceptronLoss, Perceptrons
@@ -51,13 +51,14 @@ class Derivatives:
         self.kernels = Kernels(problem, layout_inner, layout_outer)
         loss = problem.inner_loss
         self._perceptrons = Perceptrons(loss, layout_inner) if isinstance(loss, PerceptronLoss) else None
+        leaves = ByLeaves(self.kernels, layout_inner, layout_outer)
         inner_loss, outer_loss = (
             f"the {level} loss of problem {problem.name!r}" for level in ("inner", "outer")
         )
         self._replayed = {
-            "inner": Replay(partial(self._leaf_gradients, "inner"), inner_loss),
-            "outer": Replay(partial(self._leaf_gradients, "outer"), outer_loss),
-            "hessian": Replay(self._leaf_hessian_vector, inner_loss),
+            "inner": Replay(partial(leaves.gradients, "inner"), inner_loss),
+            "outer": Replay(partial(leaves.gradients, "outer"), outer_loss),
+            "hessian": Replay(leaves.hessian_vector, inner_loss),
         }
 
     @classmethod
@@ -180,25 +181,6 @@ class Derivatives:
             else:
                 view.add_(gradient, alpha=-rate)
         return loss
-
-    def _leaf_hessian_vector(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """∂_x (∇_x f · u), leaf by leaf, from x, u and lam leaf by leaf and a batch."""
-        inner, outer = len(self.inner.sizes), len(self.outer.sizes)
-        x, u = (self.inner.of_leaves(tensors[at : at + inner]) for at in (0, inner))
-        lam = self.outer.of_leaves(tensors[2 * inner : 2 * inner + outer])
-        (found,) = self.kernels["inner_hessian_vectors"](x, lam, tensors[2 * inner + outer :], (u,))
-        return tuple(self.inner.leaves(found))
-
-    def _leaf_gradients(self, level: Level, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Gradients leaf by leaf, and the losses, from variables leaf by leaf and a batch."""
-        inner, outer = len(self.inner.sizes), len(self.outer.sizes)
-        x, lam = self.inner.of_leaves(tensors[:inner]), self.outer.of_leaves(tensors[inner : inner + outer])
-        kernel, layout = (
-            ("inner_gradient", self.inner) if level == "inner" else ("outer_gradient_outer", self.outer)
-        )
-        gradient, loss, *buffers = self.kernels[kernel](x, lam, tensors[inner + outer :])
-        assert isinstance(loss, Tensor)
-        return (*layout.leaves(gradient), loss, *(row for row in buffers if isinstance(row, Tensor)))
 
     def _moved_on(self, made: tuple[Tensor, ...], moved: Tensor | None) -> tuple[Tensor, ...]:
         """Gradients and losses; the buffers behind them, of a problem that has some, go to `moved`."""

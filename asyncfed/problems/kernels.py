@@ -18,7 +18,7 @@ from torch.func import grad, grad_and_value, vjp, vmap
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.layout import Layout, Params
 from asyncfed.problems.one_client import Scale, put
-from asyncfed.problems.problem import Batch, Problem
+from asyncfed.problems.problem import Batch, Level, Problem
 
 Kernel = Callable[..., tuple[Params, ...]]
 
@@ -63,7 +63,7 @@ class Kernels:
     def _lifted(self, kernel: Kernel) -> Kernel:
         if not self._problem.vectorize:
             return kernel
-        mapped = vmap(kernel)
+        mapped, name = vmap(kernel), self._problem.name
 
         def lifted(*arguments: Any) -> tuple[Params, ...]:
             try:
@@ -72,12 +72,38 @@ class Kernels:
                 if "vmap" not in str(error):
                     raise
                 raise ScenarioError(
-                    f"the functions of problem {self._problem.name!r} cannot be run for many clients at "
+                    f"the functions of problem {name!r} cannot be run for many clients at "
                     "once; give it vectorize=False to run them one by one, or "
                     f"rewrite the line that torch.vmap refuses: {error}"
                 ) from error
 
         return lifted
+
+
+class ByLeaves:
+    """The same of variables that come leaf by leaf, as `Replay` records it."""
+
+    def __init__(self, kernels: Kernels, inner: Layout, outer: Layout) -> None:
+        self._kernels, self._inner, self._outer = kernels, inner, outer
+
+    def gradients(self, level: Level, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Gradients leaf by leaf, and the losses, from variables leaf by leaf and a batch."""
+        inner, outer = len(self._inner.sizes), len(self._outer.sizes)
+        x, lam = self._inner.of_leaves(tensors[:inner]), self._outer.of_leaves(tensors[inner : inner + outer])
+        kernel, layout = (
+            ("inner_gradient", self._inner) if level == "inner" else ("outer_gradient_outer", self._outer)
+        )
+        gradient, loss, *buffers = self._kernels[kernel](x, lam, tensors[inner + outer :])
+        assert isinstance(loss, Tensor)
+        return (*layout.leaves(gradient), loss, *(row for row in buffers if isinstance(row, Tensor)))
+
+    def hessian_vector(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """∂_x (∇_x f · u), leaf by leaf, from x, u and lam leaf by leaf and a batch."""
+        inner, outer = len(self._inner.sizes), len(self._outer.sizes)
+        x, u = (self._inner.of_leaves(tensors[at : at + inner]) for at in (0, inner))
+        lam = self._outer.of_leaves(tensors[2 * inner : 2 * inner + outer])
+        (found,) = self._kernels["inner_hessian_vectors"](x, lam, tensors[2 * inner + outer :], (u,))
+        return tuple(self._inner.leaves(found))
 
 
 def _kernels(problem: Problem) -> dict[str, Kernel]:

@@ -59,23 +59,25 @@ def main() -> None:
     while (frame := frames.get()) is not None:
         busy.set()
         try:
-            _run(frame)
+            job = pickle.loads(frame)  # of the process that started this one, through a pipe
+            frame = b""  # a part's data may be most of the memory: there is one copy of it, and then none
+            _run(job)
         except BaseException as error:
             tell("ended", _sendable(error))
             if not isinstance(error, Exception):
                 break
         else:
             tell("ended")
+        job = None
         busy.clear()
 
 
-def _run(frame: bytes) -> None:
+def _run(job: Any) -> None:
     import torch
 
     from asyncfed.registry import register
     from asyncfed.study.running import run_part
 
-    job = pickle.loads(frame)  # of the process that started this one, through a pipe
     torch.set_num_threads(job.threads)
     for kind, name, thing in job.things:
         register(kind, name)(thing)
