@@ -384,12 +384,11 @@ def _first(value: Any, rules: Sequence[_Rule]) -> Any:
         try:
             return rule.take(value)
         except _MisfitError as misfit:
-            # Without its traceback: that would keep all that is running now from being freed.
-            misfits.append(misfit.with_traceback(None))
+            misfits.append(misfit.with_traceback(None))  # it would hold all that is running, in a circle
     deepest = max(len(misfit.places) for misfit in misfits)
     nearest = [misfit for misfit in misfits if len(misfit.places) == deepest and (deepest or misfit.reason)]
     found = nearest[0] if len(nearest) == 1 else _MisfitError()
-    raise _MisfitError(found.reason, found.places, found.value, found.words)
+    raise _MisfitError(found.reason, found.places, found.value, found.words)  # a new one: likewise
 
 
 def _entry(rule: _Rule, place: object, value: Any) -> Any:

@@ -36,6 +36,13 @@ def check_in_common(method: Method, models: int) -> None:
         raise ScenarioError(f"clients of {name} are alone: there is no model that others could take")
 
 
+def require_no_steps(method: object, steps: int | None, do: str) -> None:
+    """Refuse steps where it is not to be chosen how many new clients make; they `do` something else."""
+    if steps is not None:
+        name = type(method).__name__
+        raise ScenarioError(f"steps is {steps}, and new clients of {name} {do}; leave it out")
+
+
 def adaptation_of(method: Any, problem: Problem, sizes: Sizes, steps: int | None) -> Act:
     """What new clients with the data of `problem` do, in so many steps of their own where they make some."""
     name = type(method).__name__
@@ -43,8 +50,7 @@ def adaptation_of(method: Any, problem: Problem, sizes: Sizes, steps: int | None
     if adaptation is not None:
         act: Act = adaptation(problem, steps)
         return act
-    if steps is not None:
-        raise ScenarioError(f"steps is {steps}, and new clients of {name} make none; leave it out")
+    require_no_steps(method, steps, "make none")
     if method.server is None:
         return JudgedByServer()
     judging: Act = method.judging

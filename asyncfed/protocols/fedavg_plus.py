@@ -15,6 +15,7 @@ import torch
 
 from asyncfed.errors import ScenarioError
 from asyncfed.problems.problem import Problem
+from asyncfed.protocols.adapting import require_no_steps
 from asyncfed.protocols.at import At
 from asyncfed.protocols.fedavg import FedAvg
 from asyncfed.protocols.fedprox import proximal_steps
@@ -44,10 +45,7 @@ class FedAvgPlus(FedAvg):
 
     def adaptation(self, problem: Problem, steps: int | None) -> Act:
         """New clients tune."""
-        if steps is not None:
-            raise ScenarioError(
-                f"steps is {steps}, and new clients of FedAvgPlus make those of `tuning`; leave it out"
-            )
+        require_no_steps(self, steps, "make those of `tuning`")
         self._check_tuning(problem.clients)
         return self.judging
 

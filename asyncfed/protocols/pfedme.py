@@ -38,6 +38,7 @@ from asyncfed.errors import ScenarioError
 from asyncfed.network.buffer import AnyServer
 from asyncfed.network.server import Server
 from asyncfed.problems.problem import Problem
+from asyncfed.protocols.adapting import require_no_steps
 from asyncfed.protocols.at import At, Level
 from asyncfed.protocols.cost import Cost
 from asyncfed.protocols.local_round import LocalRound
@@ -156,10 +157,7 @@ class PFedMe(WithServer):
 
     def adaptation(self, problem: Problem, steps: int | None) -> Act:
         """New clients do the local work of one more round, at the rate of the last."""
-        if steps is not None:
-            raise ScenarioError(
-                f"steps is {steps}, and new clients of PFedMe make those of `local`; leave it out"
-            )
+        require_no_steps(self, steps, "make those of `local`")
         self.local.fits(problem.clients)
         (work,) = self.rounds(max(0, self.outer_steps - 1), Streams(0))
         return AfterOneRound(work)
